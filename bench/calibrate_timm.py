@@ -49,9 +49,8 @@ def main() -> None:
     for name, title in MODELS.items():
         rates = rates_of(name, 4, 32, progress=True)
         rates.to_json(out / f"{name}.json")
-        rates.plot(
-            out / f"{name}.png", f"{title}: calibrated on 4 minibatches of 32 crops of photographs, random labels"
-        )
+        about = "calibrated on 4 minibatches of 32 crops of photographs, random labels"
+        rates.plot(out / f"{name}.png", f"{title}: {about}")
         print(f"{title}: {rates!r}")
 
 

@@ -37,10 +37,6 @@ class Clock:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
 
-    def facts(self) -> dict[str, Any]:
-        """Name and sizes of the device."""
-        return {"device": "CPU"}
-
     def wall_seconds(self, call: Call) -> tuple[float, float]:
         """Until the call returns, and until the device is done; idle before."""
         start = time.perf_counter()
@@ -82,23 +78,23 @@ class CudaClock(Clock):
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
-        self._properties = torch.cuda.get_device_properties(self.device)
-        self._flushed = torch.zeros(self._properties.L2_cache_size // 2, dtype=torch.float32, device=self.device)
+        size = torch.cuda.get_device_properties(self.device).L2_cache_size
+        self._flushed = torch.zeros(size // 2, dtype=torch.float32, device=self.device)
         # an idle GPU runs at a fraction of its clock rate
         warm = time.perf_counter() + WARM_UP
         while time.perf_counter() < warm:
             self._flush()
             torch.cuda.synchronize()
-        start, end = self._events()
-        start.record()
-        self._sleep(10**7)
-        end.record()
-        torch.cuda.synchronize()
-        self._cycles_per_second = 10**7 / (start.elapsed_time(end) * 1e-3)
+        self._cycles_per_second = 10**7 / self._seconds(lambda: self._sleep(10**7))
 
     @staticmethod
-    def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    def _seconds(call: Call) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3
 
     @staticmethod
     def _sleep(cycles: int) -> None:
@@ -115,17 +111,6 @@ class CudaClock(Clock):
                 raise RuntimeError(f"cuCtxResetPersistingL2Cache() of the CUDA driver returned the error {code}")
         self._flushed.sum()
 
-    def facts(self) -> dict[str, Any]:
-        properties = self._properties
-        return {
-            "device": properties.name,
-            "capability": f"{properties.major}.{properties.minor}",
-            "multiprocessors": properties.multi_processor_count,
-            "l2_bytes": properties.L2_cache_size,
-            "memory_bytes": properties.total_memory,
-            "cuda": torch.version.cuda or torch.version.hip,
-        }
-
     def wall_seconds(self, call: Call) -> tuple[float, float]:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -135,17 +120,12 @@ class CudaClock(Clock):
         return returned - start, time.perf_counter() - start
 
     def device_seconds(self, call: Call, *, flush: bool, host: float) -> float:
-        start, end = self._events()
         torch.cuda.synchronize()
         if flush:
             self._flush()
         # the host runs ahead while the device waits: no gaps between kernels, unless the call itself waits
         self._sleep(int(min(2 * host + 100e-6, 0.2) * self._cycles_per_second))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) * 1e-3
+        return self._seconds(call)
 
     def graph(self, call: Call) -> Call:
         # steps before the capture, and the first replay, run one-time initializations

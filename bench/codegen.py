@@ -6,7 +6,7 @@ Compiles every kernel for every target and prints a table, or one JSON object a 
 must not be set.
 """
 
-import argparse
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import triton
 
 from bench.machine_code import Job, reports
+from bench.rows import command
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
 HEAD = (
@@ -28,16 +29,11 @@ def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     for target, dtype in selection:
         every = list(variants(DTYPES[dtype]))
         jobs = [Job(variant.kernel, variant.constants, TYPES, variant.registers) for variant in every]
-        found = reports(jobs, TARGETS[target])
-        for variant, report in zip(every, found, strict=True):
+        for variant, report in zip(every, reports(jobs, TARGETS[target]), strict=True):
             yield {
-                "kernel": variant.name,
-                "least_resident": variant.least_resident,
-                "dtype": dtype,
-                "target": target,
-                "block": variant.constants["BLOCK"],
-                **report,
-            }
+                "kernel": variant.name, "least_resident": variant.least_resident, "dtype": dtype, "target": target,
+                "block": variant.constants["BLOCK"], **report,
+            }  # fmt: skip
 
 
 def line(found: dict[str, Any]) -> str:
@@ -49,37 +45,30 @@ def line(found: dict[str, Any]) -> str:
     return f"{found['kernel']:19} {found['dtype']:5} {found['target']:7} {numbers}  {widths}"
 
 
-def chosen(specs: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of target and dtype from "sm_90" or "sm_90:fp32,bf16"; all pairs if the list is empty.
+def pairs(spec: str) -> list[tuple[str, str]]:
+    """Pairs of target and dtype from "sm_90" or "sm_90:fp32,bf16".
 
     Raises:
         ValueError: an unknown target or dtype.
     """
-    pairs = []
-    for spec in specs or TARGETS:
-        target, _, dtypes = spec.partition(":")
-        if target not in TARGETS:
-            raise ValueError(f"unknown target {target!r}: choose from {', '.join(TARGETS)}")
-        for dtype in dtypes.split(",") if dtypes else DTYPES:
-            if dtype not in DTYPES:
-                raise ValueError(f"unknown dtype {dtype!r}: choose from {', '.join(DTYPES)}")
-            pairs.append((target, dtype))
-    return pairs
+    target, _, dtypes = spec.partition(":")
+    found = [(target, dtype) for dtype in (dtypes.split(",") if dtypes else DTYPES)]
+    if target not in TARGETS or any(dtype not in DTYPES for _, dtype in found):
+        raise ValueError(f"{spec!r}: choose a target from {', '.join(TARGETS)}, and dtypes from {', '.join(DTYPES)}")
+    return found
 
 
 def main() -> None:
     """Compile, and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command(__doc__, "--json")
     parser.add_argument("targets", nargs="*", metavar="TARGET[:DTYPE,...]", help=f"of {', '.join(TARGETS)}; all")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     options = parser.parse_args()
     try:
-        selection = chosen(options.targets)
+        selection = list(itertools.chain(*map(pairs, options.targets or TARGETS)))
     except ValueError as error:
         parser.error(str(error))
     if not options.json:
-        print(f"triton {triton.__version__}; resident: programs of a multiprocessor; accesses as count x bits")
-        print(HEAD)
+        print(f"triton {triton.__version__}; resident: programs of a multiprocessor; accesses as count x bits\n{HEAD}")
     for found in facts(selection):
         print(json.dumps(found) if options.json else line(found), flush=True)
 

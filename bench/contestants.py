@@ -1,16 +1,17 @@
-"""Contestants: our optimizers, torch.optim's three implementations, and compositions of torch's multi-tensor calls."""
+"""Contestants: our optimizers, torch.optim's, compositions of torch's multi-tensor calls, and other libraries'."""
 
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fused_lwlr
 from bench import reference as numbers
-from bench.compositions import ForeachELR, ForeachLARS, ForeachNorms
+from fused_lwlr.extras import import_beside_torchvision
 from fused_lwlr.layers import named_layers
 from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
@@ -32,6 +33,20 @@ SCALINGS: dict[str, Any] = {
     "NG": fused_lwlr.NormalizedGradient(**ALL),
     "LAMB": fused_lwlr.LAMB(**ALL),
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": numbers.MOMENTUM, "weight_decay": numbers.DECAY["sgd"]},
+    "adamw": {"betas": numbers.BETAS, "eps": numbers.EPS, "weight_decay": numbers.DECAY["adamw"]},
+}
+"""Options of optimizers, ours and others', without lr."""
+LARS = {**OPTIONS["sgd"], "trust_coeff": numbers.TRUST, "eps": numbers.LARS_EPS}
+PEERS: list[tuple[str, str, str, str, str, dict[str, Any]]] = [
+    ("timm", "sgd", "LARS", "timm.optim.lars", "Lars", LARS),
+    ("timm", "adamw", "LAMB", "timm.optim.lamb", "Lamb", {**OPTIONS["adamw"], "max_grad_norm": None}),
+    ("apex", "sgd", "plain", "apex.optimizers", "FusedSGD", OPTIONS["sgd"]),
+    ("apex", "adamw", "plain", "apex.optimizers", "FusedAdam", OPTIONS["adamw"]),
+    ("apex", "adamw", "LAMB", "apex.optimizers", "FusedLAMB", {**OPTIONS["adamw"], "max_grad_norm": 1e30}),
+]
+"""Package, rule, method, module, class and options of other libraries' optimizers."""
 
 
 class Contestant(NamedTuple):
@@ -61,13 +76,6 @@ class Contestant(NamedTuple):
         return f"{self.rule} {self.method}, {self.who}" if self.rule != "statistics" else f"statistics, {self.who}"
 
 
-def options_of(rule: str) -> dict[str, Any]:
-    """Options for our optimizers and torch.optim's, without lr."""
-    if rule == "sgd":
-        return {"momentum": numbers.MOMENTUM, "weight_decay": numbers.DECAY["sgd"]}
-    return {"betas": numbers.BETAS, "eps": numbers.EPS, "weight_decay": numbers.DECAY["adamw"]}
-
-
 def ours(rule: str, method: str) -> Contestant:
     """Our optimizer; on a CPU its reference backend."""
 
@@ -79,27 +87,58 @@ def ours(rule: str, method: str) -> Contestant:
             more["clip_global_norm"] = numbers.MAX_NORM
         cls = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}[rule]
         backend = "triton" if named[0][1].is_cuda else "auto"
-        return cls(named, lr=lr, capturable=capturable, backend=backend, **more, **options_of(rule))
+        return cls(named, lr=lr, capturable=capturable, backend=backend, **more, **OPTIONS[rule])
 
     return Contestant(rule, method, "ours", build)
 
 
-def torchs(rule: str, method: str, which: str, passes: float) -> Contestant:
-    """torch.optim's: fused, foreach or for-loop; with a param group for each tensor, or after clip_grad_norm_."""
-    flags = {"fused": {"fused": True}, "foreach": {"foreach": True}, "for-loop": {"foreach": False}}[which]
+def torchs(rule: str, method: str, passes: float | None, *, fused: bool = True) -> Contestant:
+    """torch.optim's, fused or as a loop; with a param group for each tensor, or after clip_grad_norm_."""
 
     def build(named: Named, lr: float, capturable: bool) -> Any:
         params: list[Any] = [param for _, param in named]
         groups = [{"params": [p], "lr": lr * numbers.MULTIPLIER} for p in params] if method == "multipliers" else params
-        more = {"capturable": capturable} if rule == "adamw" else {}
-        cls = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[rule]
-        optimizer = cls(groups, lr=lr, **flags, **more, **options_of(rule))
+        more: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
+        more |= {"capturable": capturable} if rule == "adamw" else {}
+        optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[rule](groups, lr=lr, **more, **OPTIONS[rule])
         if method != "clip":
             return optimizer
         clip = partial(torch.nn.utils.clip_grad_norm_, params, numbers.MAX_NORM, foreach=True)
         return SimpleNamespace(step=lambda: (clip(), optimizer.step()))
 
-    return Contestant(rule, method, f"torch {which}", build, passes, mutates=method == "clip")
+    who = "torch fused" if fused else "torch for-loop"
+    return Contestant(rule, method, who, build, passes, mutates=method == "clip")
+
+
+def composed(method: str, passes: float) -> Contestant:
+    """Scaled gradients by few multi-tensor calls, and torch's fused SGD on them; `.grad` does not change."""
+    decay = numbers.DECAY["sgd"]
+
+    def scaled(params: list[Any], grads: list[Any], norms: Tensor, weight_norms: Tensor) -> Any:
+        # factors are read back once: with a list of numbers the scaling needs few launches, and with tensors one each
+        if method == "ELR":
+            return torch._foreach_mul(grads, (numbers.GOAL / (norms / weight_norms + numbers.ELR_EPS)).tolist())
+        factors = numbers.TRUST * weight_norms / (norms + decay * weight_norms + numbers.LARS_EPS)
+        return torch._foreach_mul(torch._foreach_add(grads, params, alpha=decay), factors.tolist())
+
+    def build(named: Named, lr: float, capturable: bool) -> Any:
+        params: list[Any] = [param for _, param in named]
+        left = decay if method == "ELR" else 0.0
+        optimizer = torch.optim.SGD(params, lr=lr, momentum=numbers.MOMENTUM, weight_decay=left, fused=True)
+
+        @torch.no_grad()
+        def step() -> None:
+            grads = [param.grad for param in params]
+            norms = torch.stack(torch._foreach_norm([*grads, *params])).float()
+            for param, grad in zip(params, scaled(params, grads, *norms.chunk(2)), strict=True):
+                param.grad = grad
+            optimizer.step()
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+
+        return SimpleNamespace(step=step)
+
+    return Contestant("sgd", method, "foreach", build, passes, graph=False)
 
 
 def our_statistics(named: Named, backend: Backend = "auto") -> SimpleNamespace:
@@ -107,26 +146,51 @@ def our_statistics(named: Named, backend: Backend = "auto") -> SimpleNamespace:
     return SimpleNamespace(step=StatisticsPass(named_layers(named), backend))
 
 
-# foreach and for-loop: weight decay added to a copy 3, momentum 2 + 3, parameter 3; AdamW: decay 2, lerp 3, v 2 + 3,
-# √v 2, two of the denominator 2 + 2, parameter 4
-PASSES = {("sgd", "fused"): 5, ("sgd", "foreach"): 11, ("adamw", "fused"): 7, ("adamw", "foreach"): 20}
+def foreach_norms(named: Named) -> SimpleNamespace:
+    """Σ|g|, ‖g‖, max|g| and ‖w‖ of every tensor, [4, tensors], by four calls; the other statistics are left out."""
+    params: list[Any] = [param.detach() for _, param in named]
+
+    def step() -> Tensor:
+        grads: list[Any] = [param.grad for _, param in named]
+        norms = [torch._foreach_norm(grads, order) for order in (1, 2, float("inf"))]
+        return torch.stack([torch.stack(found) for found in (*norms, torch._foreach_norm(params))])
+
+    return SimpleNamespace(step=step)
 
 
 def contestants() -> list[Contestant]:
     """Ours and torch's; the baselines of ratios come first."""
     found = []
-    for rule in ("sgd", "adamw"):
-        fused, foreach = PASSES[rule, "fused"], PASSES[rule, "foreach"]
-        found += [torchs(rule, "plain", "fused", fused)]
-        found += [ours(rule, method) for method in METHODS[rule]]
-        found += [torchs(rule, "plain", "foreach", foreach), torchs(rule, "plain", "for-loop", foreach)]
+    for rule, fused in (("sgd", 5), ("adamw", 7)):
+        found += [torchs(rule, "plain", fused), *(ours(rule, method) for method in METHODS[rule])]
+        found += [torchs(rule, "plain", None, fused=False), torchs(rule, "multipliers", fused)]
         # the norm reads, the scaling reads and writes
-        found += [torchs(rule, "clip", "fused", fused + 3), torchs(rule, "multipliers", "fused", fused)]
-    # two norms, one scaled copy, and the fused step; with weight decay added before
-    found += [Contestant("sgd", "ELR", "foreach", lambda named, lr, _: ForeachELR(named, lr), 2 + 2 + 5, graph=False)]
-    found += [
-        Contestant("sgd", "LARS", "foreach", lambda named, lr, _: ForeachLARS(named, lr), 2 + 3 + 2 + 5, graph=False)
-    ]
-    found += [Contestant("statistics", "statistics", "ours", lambda named, *_: our_statistics(named))]
-    found += [Contestant("statistics", "statistics", "foreach", lambda named, *_: ForeachNorms(named), 4)]
+        found += [torchs(rule, "clip", fused + 3)]
+    # two norms, one scaled copy, and the fused step; LARS adds the weight decay and scales in two calls
+    found += [composed("ELR", 2 + 2 + 5), composed("LARS", 2 + 3 + 2 + 5)]
+    statistics = partial(Contestant, "statistics", "statistics", graph=False)
+    found += [statistics("ours", lambda named, *_: our_statistics(named))]
+    found += [statistics("foreach", lambda named, *_: foreach_norms(named), 4)]
     return found
+
+
+def peers() -> tuple[list[Contestant], dict[str, str]]:
+    """Contestants from the installed packages, and package -> the reason why it is missing."""
+    found, absent = [], {}
+    for package, rule, method, module, name, options in PEERS:
+        if importlib.util.find_spec(package) is None:
+            absent[package] = "not installed"
+            continue
+        try:
+            cls = getattr(import_beside_torchvision(module), name)
+        except (ImportError, RuntimeError) as error:
+            # for example a package that was built for another torch
+            absent[package] = f"{type(error).__name__}: {error}".splitlines()[0]
+            continue
+
+        def build(named: Named, lr: float, _: bool, cls: Any = cls, options: Any = options) -> Any:
+            return cls([param for _, param in named], lr=lr, **options)
+
+        # some releases of some packages change `.grad`
+        found.append(Contestant(rule, method, package, build, graph=False, mutates=True))
+    return found, absent

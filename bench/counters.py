@@ -7,6 +7,7 @@ Caches are flushed by us, and in a second run by Nsight Compute: equal bytes say
 
 import argparse
 import csv
+import itertools
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,9 @@ from typing import Any
 import torch
 
 from bench import rows
-from bench.case import DTYPES
 from bench.clock import Clock, CudaClock
 from bench.contestants import ours
-from bench.gate import parameters
+from bench.gate import DTYPES, parameters
 from bench.parameter_sets import shapes_of
 
 STEPS = [("sgd", "plain"), ("sgd", "ELR"), ("adamw", "LAMB")]
@@ -43,8 +43,7 @@ def metrics(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 def step(rule: str, method: str, dtype: str, name: str) -> None:
     """One step after a flush, the only one that is profiled."""
     clock = CudaClock() if torch.cuda.is_available() else Clock()
-    named = parameters(shapes_of(name), DTYPES[dtype], clock.device)
-    optimizer = ours(rule, method).build(named, 1e-4, False)
+    optimizer = ours(rule, method).build(parameters(shapes_of(name), DTYPES[dtype], clock.device), 1e-4, False)
     for _ in range(3):
         optimizer.step()
     clock.profiled(optimizer.step)
@@ -52,8 +51,7 @@ def step(rule: str, method: str, dtype: str, name: str) -> None:
 
 def main() -> int:
     """Writes the rows; returns 1 if a run failed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rehearsal", action="store_true", help="small tensors, and without Nsight Compute")
+    parser = rows.command(__doc__, "--rehearsal")
     parser.add_argument("--step", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.step:
@@ -61,24 +59,20 @@ def main() -> int:
         return 0
     if not given.rehearsal and shutil.which(NCU[0]) is None:
         parser.error("there is no ncu on the PATH: install Nsight Compute")
-    failed = 0
-    for dtype in ("fp32",) if given.rehearsal else DTYPES:
-        for rule, method in STEPS[-1:] if given.rehearsal else STEPS:
-            arguments = [rule, method, dtype, "2,000 tiny" if given.rehearsal else "ViT-L/16"]
-            for run, options in RUNS.items():
-                command = [sys.executable, "-m", "bench.counters", "--step", *arguments]
-                done = subprocess.run(
-                    command if given.rehearsal else [*NCU, *options, *command],
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-                )  # fmt: skip
-                print(done.stdout, flush=True)
-                failed += done.returncode != 0
-                head = {"step": f"{rule} {method} {dtype}", "run": run, "exit": done.returncode}
-                for found in list(metrics(done.stdout.splitlines())) or [{}]:
-                    rows.write({**head, **found})
-                if given.rehearsal:
-                    break
-    return int(failed > 0)
+    failed = False
+    # a rehearsal takes one step, without Nsight Compute
+    tasks = list(itertools.product(DTYPES, STEPS, RUNS))[: 1 if given.rehearsal else None]
+    for dtype, (rule, method), run in tasks:
+        name = "2,000 tiny" if given.rehearsal else "ViT-L/16"
+        command = [sys.executable, "-m", "bench.counters", "--step", rule, method, dtype, name]
+        command = command if given.rehearsal else [*NCU, *RUNS[run], *command]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        print(done.stdout, flush=True)
+        failed |= done.returncode != 0
+        head = {"step": f"{rule} {method} {dtype}", "run": run, "exit": done.returncode}
+        for found in list(metrics(done.stdout.splitlines())) or [{}]:
+            rows.write({**head, **found})
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,9 @@ A stage ends in less than nine minutes, or all of its processes are killed. Writ
 commands, and STAGE.jsonl, a JSON object a line, each written when it is measured: a stage that is killed loses nothing.
 """
 
-import argparse
 import contextlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import shlex
@@ -21,9 +19,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import rows
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "pytest", "pytest-xdist", "pytest-timeout",
-            "hypothesis", "expecttest", "pydantic", "tqdm", "matplotlib")  # fmt: skip
+            "hypothesis", "expecttest", "pydantic", "matplotlib", "pandas")  # fmt: skip
 PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=100", "--timeout-method=thread"]}
 """Packages that may be missing, and options of theirs."""
 TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
@@ -48,23 +48,25 @@ def pytest(*tests: str, plugins: bool = True) -> list[str]:
 def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
     """Returns the stages, the most important first."""
     queue, statistics = (f"tests/kernels/test_{name}.py" for name in ("queue", "statistics"))
-    module, folder, small = [sys.executable, "-m"], ["--out", str(out)], ["--rehearsal"] if rehearsal else []
     smoke, tests = pytest(queue), pytest(*TESTS)
     memcheck = [*MEMCHECK, *pytest(queue, statistics, plugins=False)]
     if rehearsal:
         smoke = tests = memcheck = pytest(f"{queue}::test_carried_norms_equal_the_norms_of_the_weights", plugins=False)
+
+    def bench(arguments: str, small: str = "--rehearsal") -> list[str]:
+        words = [str(out) if word == "OUT" else word for word in arguments.split()]
+        return [sys.executable, "-m", *words, *([small] if rehearsal else ())]
+
     return {
-        "smoke": Stage(150, [smoke, [*module, "bench.stress", *small]]),
+        "smoke": Stage(150, [smoke, bench("bench.stress")]),
         "tests": Stage(530, [tests]),
         "memcheck": Stage(530, [memcheck]),
         # the first command compiles kernels on all cores
-        "bench": Stage(
-            530, [[*module, "bench.gate"], [*module, "bench", "--gpu", "--seconds", "430", *folder, *small]]
-        ),
-        "ncu": Stage(530, [[*module, "bench.counters", *small]]),
-        "sweep": Stage(530, [[*module, "bench.sweep", "--seconds", "460", *small]]),
-        "offload": Stage(120, [[*module, "bench.offload", *small]]),
-        "training": Stage(530, [[*module, "bench.training", *folder, *(["--quick"] if rehearsal else [])]]),
+        "bench": Stage(530, [[sys.executable, "-m", "bench.gate"], bench("bench --gpu --seconds 430 --out OUT")]),
+        "ncu": Stage(530, [bench("bench.counters")]),
+        "sweep": Stage(530, [bench("bench.sweep --seconds 460")]),
+        "offload": Stage(120, [bench("bench.offload")]),
+        "training": Stage(530, [bench("bench.training --out OUT", "--quick")]),
     }
 
 
@@ -76,35 +78,27 @@ def versions() -> dict[str, str | None]:
 
 def run(name: str, stage: Stage, out: Path) -> int:
     """Runs a stage; returns 0 if every command succeeded in time, else 1."""
-    rows, end, failed = out / f"{name}.jsonl", time.monotonic() + stage.seconds, 0
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "ROWS": str(rows)}
-
-    def write(row: dict[str, Any]) -> None:
-        with rows.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
-
-    rows.unlink(missing_ok=True)
-    write({"stage": name, "versions": versions()})
+    end, failed = time.monotonic() + stage.seconds, False
+    os.environ["ROWS"] = str(out / f"{name}.jsonl")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    Path(os.environ["ROWS"]).unlink(missing_ok=True)
+    rows.write({"stage": name, "versions": versions()})
     with (out / f"{name}.log").open("w") as log:
         for command in stage.commands:
             begin = time.monotonic()
-            log.write(f"$ {shlex.join(command)}\n")
-            log.flush()
-            code = _run_group(command, log, environment, end - begin)
-            failed += code != 0
-            write({"command": shlex.join(command), "exit": code, "seconds": round(time.monotonic() - begin, 1)})
-    return int(failed > 0)
+            print(f"$ {shlex.join(command)}", file=log, flush=True)
+            code = _run_group(command, log, end - begin)
+            failed |= code != 0
+            rows.write({"command": shlex.join(command), "exit": code, "seconds": round(time.monotonic() - begin, 1)})
+    return int(failed)
 
 
-def _run_group(command: list[str], log: Any, environment: dict[str, str], seconds: float) -> int | str:
+def _run_group(command: list[str], log: Any, seconds: float) -> int | str:
     """Runs a command and kills its process group. Returns the exit code, or "killed"."""
     try:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
     except FileNotFoundError as error:
         return str(error)
     try:
@@ -119,10 +113,9 @@ def _run_group(command: list[str], log: Any, environment: dict[str, str], second
 
 def main(given: list[str] | None = None) -> int:
     """Runs one stage; returns 1 if it failed."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = rows.command(__doc__, "--rehearsal")
     parser.add_argument("stage", choices=stages(Path(), False), metavar="STAGE", help=", ".join(stages(Path(), False)))
-    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder; by default that of OUT")
-    parser.add_argument("--rehearsal", action="store_true", help="on the CPU with small tensors: no measurement")
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder; by default OUT has its path")
     options = parser.parse_args(given)
     if options.out is None:
         parser.error("--out is missing: name a folder, or set the environment variable OUT")

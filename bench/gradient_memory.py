@@ -11,22 +11,22 @@ import json
 import resource
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 import fused_lwlr
 from bench.figures import memory
+from bench.rows import RESULTS, write
 from fused_lwlr.models.gpt import GPT
 
 MIB = 1 << 20
 SIZES = (0, 64 * MIB, 16 * MIB, 1)
 """Bytes of a bucket; 0 for steps after backward."""
-RESULT = Path(__file__).parent / "results" / "gradient-memory.json"
 
 
-def measure(max_bytes: int) -> dict[str, int | str]:
+def measure(max_bytes: int) -> dict[str, Any]:
     """Returns a row: the name of the step, and bytes."""
     torch.manual_seed(0)
     model = GPT(12, post=False, context=64, classes=256, width=768, heads=12)
@@ -34,7 +34,7 @@ def measure(max_bytes: int) -> dict[str, int | str]:
     params = list(model.parameters())
     largest = 0
 
-    def look(param: nn.Parameter) -> None:
+    def look(_: nn.Parameter) -> None:
         nonlocal largest
         largest = max(largest, _bytes([p.grad for p in params if p.grad is not None]))
 
@@ -45,21 +45,19 @@ def measure(max_bytes: int) -> dict[str, int | str]:
     for _ in range(3):
         optimizer.zero_grad()
         tokens = torch.randint(256, (1, 64))
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-        loss.backward()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()
     size = f"{max_bytes // MIB} << 20" if max_bytes >= MIB else str(max_bytes)
-    state = [value for entries in optimizer.state.values() for value in entries.values() if value.dim()]
     return {
         "step": f"during backward, max_bytes={size}" if max_bytes else "after backward",
         "parameters": _bytes(params),
-        "state": _bytes(state),
+        "state": _bytes([value for entries in optimizer.state.values() for value in entries.values() if value.dim()]),
         "gradients": largest,
         "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
-def _bytes(tensors: list[torch.Tensor]) -> int:
+def _bytes(tensors: list[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -69,9 +67,10 @@ def main() -> None:
     for max_bytes in SIZES:
         command = [sys.executable, "-m", "bench.gradient_memory", str(max_bytes)]
         rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        print(rows[-1], flush=True)
-    RESULT.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    memory(rows, RESULT.with_suffix(".png"))
+        write(rows[-1])
+    path = RESULTS / "gradient-memory.json"
+    path.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    memory(rows, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

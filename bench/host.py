@@ -1,6 +1,6 @@
 """Host time of `step()` without the kernel, whose launch is replaced by an empty function.
 
-    python -m bench.host [--json]
+    python -m bench.host [--json] [--quick]
 
 The same tiny tensors and one thread, ours and torch.optim's in turns; runs on any machine. The rate is changed before
 every step, as by a scheduler. For a rate for every tensor, torch.optim has a param group for each, and ours has
@@ -8,8 +8,6 @@ multipliers. Gradients are kept, or new in every step, or some are missing: laye
 random, one in twenty, and others in every step.
 """
 
-import argparse
-import json
 import random
 import statistics
 import time
@@ -19,10 +17,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from bench.without_launch import without_launch  # isort: skip
-from bench.gate import parameters  # isort: skip
-
 import fused_lwlr
+from bench.bytes_moved import launches
+from bench.gate import parameters
+from bench.rows import command, show
 from fused_lwlr.snapshot import forms_of, take_snapshot
 
 ROUNDS, STEPS = 15, 20
@@ -75,12 +73,8 @@ def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Snap
     }
 
 
-def seconds(optimizer: torch.optim.Optimizer | Snapshots, gradients: str, steps: int = STEPS) -> float:
-    """Time of one step, the median of a few, with the rate changed and gradients set before each.
-
-    Args:
-        gradients: one of `GRADIENTS`.
-    """
+def seconds(optimizer: torch.optim.Optimizer | Snapshots, gradients: str, steps: int) -> float:
+    """Time of one step, the median of a few, with the rate changed and gradients, one of `GRADIENTS`, set before."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [param.grad for param in params]
     if gradients == "some":
@@ -90,19 +84,15 @@ def seconds(optimizer: torch.optim.Optimizer | Snapshots, gradients: str, steps:
     for _ in range(steps):
         for group in optimizer.param_groups:
             group["lr"] *= 0.999
-        if gradients == "new":
-            for param in params:
-                param.grad = torch.zeros_like(param)
-        if gradients == "some":
-            there = [random.random() >= LEFT_OUT for _ in range(0, len(params), LAYER)]
-            for i, (param, grad) in enumerate(zip(params, kept, strict=True)):
-                param.grad = grad if there[i // LAYER] else None
+        there = [gradients != "some" or random.random() >= LEFT_OUT for _ in range(0, len(params), LAYER)]
+        for i, (param, grad) in enumerate(zip(params, kept, strict=True)):
+            new = torch.zeros_like(param) if gradients == "new" else grad
+            param.grad = new if there[i // LAYER] else None
         start = time.perf_counter()
         optimizer.step()
         times.append(time.perf_counter() - start)
-    if gradients == "some":
-        for param, grad in zip(params, kept, strict=True):
-            param.grad = grad
+    for param, grad in zip(params, kept, strict=True):
+        param.grad = grad
     return statistics.median(times)
 
 
@@ -134,14 +124,10 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Print every row when it is measured."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    options = parser.parse_args()
+    given = command(__doc__, "--json", "--quick").parse_args()
     torch.set_num_threads(1)
-    with without_launch():
-        for row in rows(rounds=5 if options.quick else ROUNDS, steps=5 if options.quick else STEPS):
-            print(json.dumps(row) if options.json else "  ".join(cells(row)), flush=True)
+    with launches():
+        show(HEAD, cells, rows(rounds=5, steps=5) if given.quick else rows(), given.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The time is the worker's CPU time, so that other work on the machine does not co
 is a second number; it includes normalization, done by the GPU if one exists.
 """
 
-import argparse
 import resource
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 
 from bench.pictures import make
+from bench.rows import command
 from fused_lwlr.data import MicroBatchSampler, open_data, train_batches
 from fused_lwlr.extras import import_beside_torchvision
 
@@ -39,12 +39,9 @@ def _children() -> float:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Images a second that one core loads.")
+    parser = command(__doc__)
     parser.add_argument("--data", help="a folder as of fused-lwlr train; photographs of scikit-learn if not given")
     parser.add_argument("--augmentation", default="basic", choices=["none", "basic", "strong"])
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--batches", type=int, default=16)
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.augmentation != "none":
@@ -52,12 +49,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         data = given.data or str(make(Path(scratch) / "pictures", classes=2, images=256))
         for _ in range(3):
-            worker, rest, size = measure(
-                data, given.augmentation, size=given.image_size, batch=given.batch, batches=given.batches
-            )
+            worker, rest, size = measure(data, given.augmentation, size=224, batch=64, batches=16)
             print(
-                f"{worker:.0f} images/s of a core in the worker, {rest:.0f} in the process that trains; a batch of "
-                f"{given.batch} takes {size / 2**20:.1f} MiB"
+                f"{worker:.0f} images/s of a core in the worker, {rest:.0f} in the process that trains; a batch of 64 "
+                f"takes {size / 2**20:.1f} MiB"
             )
 
 

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import tempfile
 from bisect import bisect
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +18,9 @@ from triton.compiler import ASTSource
 from fused_lwlr.kernels import constants
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+WIDTHS = {r"\.128\b|dwordx4": 128, r"dwordx3": 96, r"\.64\b|dwordx2": 64, r"[US]16\b|short": 16, r"[US]8\b|byte": 8}
+"""Pattern of the instruction -> bits of its access. All other instructions have 32."""
+MNEMONICS = {"loads": "LDG", "stores": "STG"}
 
 
 class Job(NamedTuple):
@@ -47,17 +51,12 @@ def reports(jobs: Iterable[Job], target: GPUTarget) -> list[dict[str, Any]]:
     """
     warps = constants.THREADS // target.warp_size
     compiled = [_compiled(job, target, warps) for job in jobs]
-    if target.backend == "hip":
-        found = [_amd(asm["amdgcn"]) for asm in compiled]
-    else:
-        found = _nvidia([asm["cubin"] for asm in compiled], target.arch)
-    return [
-        {
-            "warps": warps, **facts, "resident": residents(facts["registers"], warps, target.backend),
-            "divisions": _divisions(asm["llir"]),
-        }
-        for facts, asm in zip(found, compiled, strict=True)
-    ]  # fmt: skip
+    hip = target.backend == "hip"
+    found = [_amd(asm["amdgcn"]) for asm in compiled] if hip else _nvidia([a["cubin"] for a in compiled], target.arch)
+    for facts, asm in zip(found, compiled, strict=True):
+        facts["warps"], facts["divisions"] = warps, _divisions(asm["llir"])
+        facts["resident"] = residents(facts["registers"], warps, target.backend)
+    return found
 
 
 def _compiled(job: Job, target: GPUTarget, warps: int) -> Any:
@@ -107,19 +106,13 @@ def _nvidia(cubins: Sequence[bytes], arch: int) -> list[dict[str, Any]]:
             Path(file.name).write_bytes(cubin)
             usage = _tool("cuobjdump", "-res-usage", file.name)
             wide = [i for i, line in enumerate(code.splitlines()) if re.search(r"(LDG|STG)\.E\.\S*128", line)]
-            found.append(
-                {
-                    "registers": _number(r"REG:(\d+)", usage),
-                    "spilled": _number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
-                    **{
-                        key: _widths(re.findall(rf"\b{op}\.E(?:\.\w+)*", code))
-                        for key, op in (("loads", "LDG"), ("stores", "STG"))
-                    },
-                    "phases": phases(code),
-                    "instructions": wide[-1] - wide[0] + 1 if wide else 0,
-                    "barriers": code.count("BAR.SYNC"),
-                }
-            )
+            facts: dict[str, Any] = {"registers": _number(r"REG:(\d+)", usage)}
+            facts["spilled"] = _number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage)
+            for key in MNEMONICS:
+                facts[key] = _widths(re.findall(rf"\b{MNEMONICS[key]}\.E(?:\.\w+)*", code))
+            facts["phases"], facts["barriers"] = phases(code), code.count("BAR.SYNC")
+            facts["instructions"] = wide[-1] - wide[0] + 1 if wide else 0
+            found.append(facts)
     return found
 
 
@@ -178,7 +171,7 @@ def _amd(code: str) -> dict[str, Any]:
     return {
         "registers": _number(r"\.vgpr_count:\s+(\d+)", code),
         "spilled": _number(r"\.private_segment_fixed_size:\s+(\d+)", code),
-        **{key: _widths(re.findall(rf"\b(?:global|buffer)_{key[:-1]}_\w+", code)) for key in ("loads", "stores")},
+        **{key: _widths(re.findall(rf"\b(?:global|buffer)_{key[:-1]}_\w+", code)) for key in MNEMONICS},
     }
 
 
@@ -191,15 +184,5 @@ def _number(pattern: str, code: str) -> int:
 
 def _widths(mnemonics: list[str]) -> dict[int, int]:
     """Bits of an access -> number of such accesses."""
-    counts: dict[int, int] = {}
-    for mnemonic in mnemonics:
-        wide = re.search(r"\.(128|64)\b|dwordx(\d)", mnemonic)
-        narrow = re.search(r"[US](8|16)\b|(ushort|short)|(ubyte|sbyte|byte)", mnemonic)
-        if wide:
-            bits = int(wide[1]) if wide[1] else 32 * int(wide[2])
-        elif narrow:
-            bits = int(narrow[1]) if narrow[1] else 16 if narrow[2] else 8
-        else:
-            bits = 32
-        counts[bits] = counts.get(bits, 0) + 1
-    return dict(sorted(counts.items()))
+    found = ([bits for pattern, bits in WIDTHS.items() if re.search(pattern, mnemonic)] for mnemonic in mnemonics)
+    return dict(sorted(Counter((bits or [32])[0] for bits in found).items()))

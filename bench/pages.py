@@ -16,11 +16,10 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from nbconvert import MarkdownExporter
 
 from bench import host as host_times
-from bench.markdown import table
+from bench.rows import RESULTS, table
 from bench.targets import judge
 from bench.training import HEAD, cells
 
-RESULTS = Path(__file__).parent / "results"
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 NOTEBOOKS = EXAMPLES.with_name("notebooks")
 NOTEBOOK = re.compile(r"\]\((notebooks/\w+)\.ipynb\)")

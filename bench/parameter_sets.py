@@ -7,11 +7,8 @@ writes shapes.json, of networks of timm on the meta device; nothing else needs t
 
 import json
 import math
-from collections.abc import Callable
-from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 Shapes = list[tuple[int, ...]]
 
@@ -40,18 +37,8 @@ def tiny(count: int) -> Shapes:
     return [(8, 8)] * count
 
 
-FORMULAS: dict[str, Callable[[], Shapes]] = {
-    "decoder 1.3B": decoder,
-    "2,000 tiny": lambda: tiny(2000),
-    "one of 2^28": lambda: [(1 << 14, 1 << 14)],
-}
+FORMULAS: dict[str, Shapes] = {"decoder 1.3B": decoder(), "2,000 tiny": tiny(2000), "one of 2^28": [(1 << 14, 1 << 14)]}
 SETS = (*NETWORKS, *FORMULAS)
-
-
-@cache
-def _stored() -> dict[str, Any]:
-    stored: dict[str, Any] = json.loads(FILE.read_text())
-    return stored
 
 
 def shapes_of(name: str) -> Shapes:
@@ -60,11 +47,10 @@ def shapes_of(name: str) -> Shapes:
     Raises:
         ValueError: no such set.
     """
-    if name in FORMULAS:
-        return FORMULAS[name]()
-    if name not in NETWORKS:
+    if name not in SETS:
         raise ValueError(f"no parameter set {name!r}: choose from {', '.join(SETS)}")
-    return [tuple(shape) for count, shape in _stored()[name] for _ in range(count)]
+    stored = json.loads(FILE.read_text())
+    return FORMULAS.get(name) or [tuple(shape) for count, shape in stored[name] for _ in range(count)]
 
 
 def numel(shapes: Shapes) -> int:
@@ -77,13 +63,12 @@ def main() -> None:
     import timm
     import torch
 
-    found = {}
+    rows = []
     for name, network in NETWORKS.items():
         with torch.device("meta"):
             shapes = [list(p.shape) for p in timm.create_model(network).parameters()]
-        found[name] = [[len(list(run)), shape] for shape, run in groupby(shapes)]
-    rows = ",\n".join(f'  "{name}": {json.dumps(runs)}' for name, runs in found.items())
-    FILE.write_text(f"{{\n{rows}\n}}\n")
+        rows.append(f'  "{name}": {json.dumps([[len(list(run)), shape] for shape, run in groupby(shapes)])}')
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,11 @@
     python bench/pictures.py FOLDER [--classes 4] [--images 64]
 
 A class is a region of a photograph, an image a random crop of it, as a JPEG: train/<class>/ and val/<class>/. The
-photographs are the two that scikit-learn ships, and, if it is installed, the photographs of scikit-image; nothing is
-downloaded. Training and validation images overlap: accuracy on them only shows that a recipe runs. The same
-arguments give the same files.
+photographs are the two that scikit-learn ships. Training and validation images overlap: accuracy on them only shows
+that a recipe runs. The same arguments give the same files.
 """
 
 import argparse
-import importlib.util
 import itertools
 import tempfile
 from pathlib import Path
@@ -19,25 +17,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-# photographs inside the package; others of skimage.data are downloaded on request
-SCIKIT_IMAGE = (
-    "astronaut", "brick", "camera", "chelsea", "coffee", "coins", "grass", "gravel", "hubble_deep_field", "ihc",
-)  # fmt: skip
 SMALLEST = 80  # pixels of the shorter side of a region
-
-
-def photographs() -> dict[str, Any]:
-    """Photographs in RGB, by name."""
-    found = {
-        name: Image.fromarray(p) for name, p in zip(("temple", "flower"), load_sample_images().images, strict=True)
-    }
-    spec = importlib.util.find_spec("skimage")  # importing it would need all its dependencies
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for name in SCIKIT_IMAGE:
-            for file in (Path(root) / "data").glob(f"{name}.*"):
-                with Image.open(file) as image:
-                    found[name] = image.convert("RGB")
-    return found
 
 
 def regions(classes: int) -> dict[str, Any]:
@@ -46,27 +26,19 @@ def regions(classes: int) -> dict[str, Any]:
     Raises:
         ValueError: not enough regions of a sufficient size.
     """
-    photos = photographs()
+    photos = dict(zip(("temple", "flower"), map(Image.fromarray, load_sample_images().images), strict=True))
     rows = columns = 1
     while rows * columns * len(photos) < classes:
-        if rows < columns:  # most photographs are wider than high
-            rows += 1
-        else:
-            columns += 1
-    grid = itertools.product(range(rows), range(columns), photos)
-    chosen = {f"{name}-{row}{column}": (name, row, column) for row, column, name in itertools.islice(grid, classes)}
+        # photographs are wider than high
+        rows, columns = (rows + 1, columns) if rows < columns else (rows, columns + 1)
     if min(min(photo.width // columns, photo.height // rows) for photo in photos.values()) < SMALLEST:
-        raise ValueError(
-            f"classes={classes}: {len(photos)} photographs are too small for this number; give fewer, or install "
-            "scikit-image, which has more photographs"
-        )
-    return {key: _cell(photos[name], row, column, rows, columns) for key, (name, row, column) in chosen.items()}
-
-
-def _cell(photo: Any, row: int, column: int, rows: int, columns: int) -> Any:
-    xs, ys = ([i * side // of for i in (at, at + 1)] for at, side, of in
-              ((column, photo.width, columns), (row, photo.height, rows)))  # fmt: skip
-    return photo.crop((xs[0], ys[0], xs[1], ys[1]))
+        raise ValueError(f"classes={classes}: {len(photos)} photographs are too small for this number; give fewer")
+    found = {}
+    for row, column, name in itertools.islice(itertools.product(range(rows), range(columns), photos), classes):
+        xs, ys = ([i * side // of for i in (at, at + 1)] for at, side, of in
+                  ((column, photos[name].width, columns), (row, photos[name].height, rows)))  # fmt: skip
+        found[f"{name}-{row}{column}"] = photos[name].crop((xs[0], ys[0], xs[1], ys[1]))
+    return found
 
 
 def make(folder: Path, *, classes: int = 4, images: int = 64) -> Path:

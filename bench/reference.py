@@ -23,34 +23,30 @@ def step(
     """One step, in place; `state` begins with empty dicts."""
     total = sum(g.square().sum() for g in grads) ** 0.5
     clip = min(1.0, float(MAX_NORM / (total + 1e-6))) if method == "clip" else 1.0
-    for w, grad, memory in zip(weights, grads, state, strict=True):
-        rate = lr * MULTIPLIER if method == "multipliers" else lr
-        (_sgd if rule == "sgd" else _adamw)(method, rate, w, grad * clip, memory)
+    rate = lr * MULTIPLIER if method == "multipliers" else lr
+    for w, g, memory in zip(weights, grads, state, strict=True):
+        w -= rate * (_sgd if rule == "sgd" else _adamw)(method, rate, w, g * clip, memory)
 
 
-def _sgd(method: str, lr: float, w: Tensor, g: Tensor, memory: dict[str, Tensor]) -> None:
+def _sgd(method: str, lr: float, w: Tensor, g: Tensor, memory: dict[str, Tensor]) -> Tensor:
     decay = DECAY["sgd"]
-    factor = 1.0
+    trust = TRUST * w.norm() / (g.norm() + decay * w.norm() + LARS_EPS)
+    factor = {"LARS": float(trust), "LARC": min(float(trust) / lr, 1.0)}.get(method, 1.0)
     if method == "ELR":
         g = g * GOAL / (g.norm() / w.norm() + ELR_EPS)
     elif method == "NG":
         g = g / g.norm()
-    elif method in ("LARS", "LARC"):
-        trust = TRUST * w.norm() / (g.norm() + decay * w.norm() + LARS_EPS)
-        factor = float(trust) if method == "LARS" else min(float(trust) / lr, 1.0)
     d = factor * (g + decay * w)
     # the first step uses the gradient itself
-    memory["momentum"] = MOMENTUM * memory["momentum"] + d if "momentum" in memory else d.clone()
-    w -= lr * memory["momentum"]
+    memory["momentum"] = MOMENTUM * memory["momentum"] + d if "momentum" in memory else d
+    return memory["momentum"]
 
 
-def _adamw(method: str, lr: float, w: Tensor, g: Tensor, memory: dict[str, Tensor]) -> None:
+def _adamw(method: str, lr: float, w: Tensor, g: Tensor, memory: dict[str, Tensor]) -> Tensor:
     t = memory["t"] = memory.get("t", g.new_zeros(())) + 1
     m = memory["m"] = BETAS[0] * memory.get("m", g * 0) + (1 - BETAS[0]) * g
     v = memory["v"] = BETAS[1] * memory.get("v", g * 0) + (1 - BETAS[1]) * g * g
     d = m / (1 - BETAS[0] ** t) / ((v / (1 - BETAS[1] ** t)).sqrt() + EPS) + DECAY["adamw"] * w
     if method == "LAMB":
-        d = d * w.norm() / d.norm()
-    elif method == "ELR":
-        d = d * GOAL / (d.norm() / w.norm() + ELR_EPS)
-    w -= lr * d
+        return d * w.norm() / d.norm()
+    return d * GOAL / (d.norm() / w.norm() + ELR_EPS) if method == "ELR" else d

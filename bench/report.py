@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bench import cpu, host, scaling
+from bench import cpu, host
 from bench.codegen import HEAD, line
-from bench.markdown import table
+from bench.rows import table
 from bench.targets import judge
 
 STEP_HEAD = (
@@ -13,27 +13,24 @@ STEP_HEAD = (
     "with moved gradients µs",
     "kernels (copies)", "bytes a parameter", "GB/s", "% of copy", "peak bytes a parameter",
 )  # fmt: skip
+SCALING_HEAD = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The whole report; skipped sections are listed first, and again at their position."""
-    about = results["about"]
-    lines = ["# Bench", ""]
-    lines += [f"- {name}: {value}" for name, value in about.items()]
+    """The whole report; skipped sections are listed first."""
+    lines = ["# Bench", "", *(f"- {name}: {value}" for name, value in results["about"].items())]
     lines += [f"- skipped: {what}: {why}" for what, why in results["skipped"].items()]
-    lines += ["", "## Targets", ""]
-    lines += table(("target", "bound", "worst found", ""), judge(results))
+    lines += ["", "## Targets", "", *table(("target", "bound", "worst found", ""), judge(results))]
     if results.get("gpu"):
         lines += _gpu(results["gpu"])
     if results.get("host"):
-        lines += ["", "## Host time of a step, launch left out", ""]
-        lines += table(host.HEAD, map(host.cells, results["host"]))
+        title = "Host time of a step, launch left out"
+        lines += ["", f"## {title}", "", *table(host.HEAD, map(host.cells, results["host"]))]
     if results.get("cpu"):
         lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
         lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
-    if results.get("scaling"):
-        lines += ["", "## Scaling", ""]
-        lines += table(scaling.HEAD, map(scaling.cells, results["scaling"]))
+    if results.get("scaling"):  # a section of recorded results
+        lines += ["", "## Scaling", "", *table(SCALING_HEAD, map(_scaling_cells, results["scaling"]))]
     if results.get("codegen"):
         lines += ["", "## Code generation", "", "```", HEAD, *map(line, results["codegen"]), "```"]
     return "\n".join(lines) + "\n"
@@ -50,11 +47,12 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
     for name in gpu["no_time"]:
         yield f"- no time left: {name}"
     bandwidth = max(gpu["copy_bytes_per_second"])
-    cases = dict.fromkeys((row["set"], row["dtype"], row["rule"]) for row in gpu["rows"])
-    for name, dtype, rule in cases:
-        rows = [row for row in gpu["rows"] if (row["set"], row["dtype"], row["rule"]) == (name, dtype, rule)]
-        yield from ("", f"### {name}, {dtype}, {rule}: {rows[0]['tensors']:,} tensors, {rows[0]['numel']:,}", "")
+    cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in gpu["rows"]:
+        cases.setdefault((row["set"], row["dtype"], row["rule"]), []).append(row)
+    for case, rows in cases.items():
         first = rows[0]
+        yield from ("", f"### {', '.join(case)}: {first['tensors']:,} tensors, {first['numel']:,}", "")
         head = (*STEP_HEAD, f"whole step / {first['method']} {first['who']}")
         yield from table(head, (_cells(row, bandwidth) for row in rows))
 
@@ -72,3 +70,8 @@ def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
         "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",
         f"{row['peak_bytes_per_parameter']:.2f}", "–" if row["of_first"] is None else f"{row['of_first']:.2f}",
     )  # fmt: skip
+
+
+def _scaling_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    times = f"{row['first'] * 1e3:.2f}", f"{row['step'] * 1e3:.3f}"
+    return row["over"], row["scaling"], f"{row['n']:,}", *times, f"{row['table_bytes'] / 1e3:,.1f}"

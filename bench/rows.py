@@ -1,22 +1,52 @@
-"""Writes each measured row at once, to standard output and to the file named by ROWS.
+"""Rows of results, as JSON and as tables, and the options of the commands that measure them.
 
-As a plugin of pytest (`-p bench.rows`) it selects the tests that run on the device and writes a row for each.
+As a plugin of pytest (`-p bench.rows`) this module selects the tests that run on the device and writes a row for each.
 """
 
+import argparse
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+RESULTS = Path(__file__).parent / "results"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--json": {"action": "store_true", "help": "one JSON object a line instead of a table"},
+    "--quick": {"action": "store_true", "help": "fewer sets and rounds"},
+    "--rehearsal": {"action": "store_true", "help": "small tensors on any machine: no measurement"},
+    "--out": {"type": Path, "default": RESULTS, "help": "folder for results"},
+}
 
-def write(row: dict[str, Any]) -> None:
-    """Writes a row as one line of JSON."""
+
+def command(doc: str | None, *names: str) -> argparse.ArgumentParser:
+    """Returns the parser of a module's command line, with its first line of documentation and some of `OPTIONS`."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    for name in names:
+        parser.add_argument(name, **OPTIONS[name])
+    return parser
+
+
+def show(head: Iterable[str], cells: Callable[[Any], Iterable[Any]], rows: Iterable[Any], as_json: bool) -> None:
+    """Prints each row when it is measured, as JSON or as a line of a table."""
+    for text in map(json.dumps, rows) if as_json else table(head, map(cells, rows)):
+        print(text, flush=True)
+
+
+def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    """Yields the lines of a table in Markdown."""
+    head = tuple(head)
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"
+
+
+def write(row: dict[str, Any], *, printed: bool = True) -> None:
+    """Writes a row as one line of JSON to standard output and to the file named by ROWS."""
     text = json.dumps(row) + "\n"
-    print(text, end="", flush=True)
-    _keep(text)
-
-
-def _keep(text: str) -> None:
+    if printed:
+        print(text, end="", flush=True)
     if path := os.environ.get("ROWS"):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(text)
@@ -33,4 +63,4 @@ def pytest_runtest_logreport(report: Any) -> None:
     """Writes the outcome of a test. With pytest-xdist the main process receives the reports of all tests."""
     if (report.when == "call" or not report.passed) and "PYTEST_XDIST_WORKER" not in os.environ:
         row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
-        _keep(json.dumps(row) + "\n")
+        write(row, printed=False)

@@ -6,12 +6,11 @@ A queue of many items takes many steps, in orders of the items that are drawn at
 on a second stream. A tensor of more than 2**31 elements follows. Writes one row for each check.
 """
 
-import argparse
 import contextlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -20,16 +19,59 @@ import torch
 from torch import Tensor, nn
 
 from bench import rows
+from bench.contestants import OPTIONS
 from bench.gate import parameters
 from bench.parameter_sets import Shapes, shapes_of
-from bench.two_launches import TwoLaunches
+from fused_lwlr.kernels import ADAMW, SGD, Factors, Hyper, Row, Table
+from fused_lwlr.ops import pick
 from fused_lwlr.scaling import ELR, LAMB
 
-SCALINGS: dict[str, Any] = {"sgd": ELR(0.1), "adamw": LAMB()}
+RULES: dict[str, Any] = {"sgd": (SGD, ELR(0.1)), "adamw": (ADAMW, LAMB())}
 LR = 1e-3
 SAME_ORDER = 20
 """Steps that are taken in one order."""
+COPIED = 1 << 30
+"""Bytes of the copy on the second stream."""
 SMALL: Shapes = [(70, 128), (5,), (300, 900), (), (64, 64, 3), (200, 128), *[(64,)] * 20]
+
+
+class TwoLaunches:
+    """A step by our kernels whose first launch finds the factors and writes nothing, and whose second one uses them."""
+
+    def __init__(self, named: Any, rule: str):
+        params: list[Tensor] = [param.detach() for _, param in named]
+        self._named = [param for _, param in named]
+        self._rule, scaling = RULES[rule]
+        columns: dict[str, Any] = {name: [torch.zeros_like(p) for p in params] for name in self._rule.states[:2]}
+        columns |= {"param": params, "grad": [param.grad for param in self._named]}
+        self.table = Table(columns, [Row(i, scaled=True) for i in range(len(params))])
+        own = {"dampening": 0.0, "nesterov": False, **OPTIONS[rule]}
+        self._hyper = Hyper(LR, own["weight_decay"], numbers=self._rule.numbers(own, True))
+        self._scale: Any = scaling.scale(self._rule)
+        self._backend = pick("auto", params[0].device, params[0].dtype)
+        self._taken = 0
+
+    def step(self) -> None:
+        """One step."""
+        self.update(self._launch(self._scale, write=False)[:, -1])
+
+    def update(self, factors: Tensor) -> None:
+        """The second launch alone, with factors of the tensors."""
+        self._launch(Factors(factors, self._scale.target), write=True)
+        self._taken += 1
+
+    def step_in_one(self) -> Tensor:
+        """The same step in one launch; returns the statistics that it found."""
+        found = self._launch(self._scale, write=True)
+        self._taken += 1
+        return found
+
+    def _launch(self, scale: Any, *, write: bool) -> Any:
+        grads: list[Any] = [param.grad for param in self._named]
+        self.table.accept_gradients(grads)
+        # with 0 steps taken the momentum of SGD is the gradient
+        self.table.steps = np.full(len(grads), self._taken, dtype=np.float32)
+        return self._backend.step(self._rule, self.table, [self._hyper], scale, write=write)
 
 
 def shuffle(items: np.ndarray, seed: int) -> np.ndarray:
@@ -58,26 +100,12 @@ def differing(one: Tensor, other: Tensor) -> int:
     return int((one.view(bits) != other.view(bits)).sum())
 
 
-def copy_beside(device: torch.device, size: int = 1 << 30) -> Callable[[], object]:
-    """Returns a function that starts a copy on a second stream of a GPU, and does nothing elsewhere."""
-    if device.type != "cuda":
-        return lambda: None
-    stream = torch.cuda.Stream(device)
-    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
-
-    def begin() -> None:
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-
-    return begin
-
-
 def twins(named: Any, rule: str) -> tuple[TwoLaunches, TwoLaunches]:
     """Returns two equal optimizers that share gradients but not weights and state."""
     others = [(name, nn.Parameter(param.detach().clone())) for name, param in named]
     for (_, other), (_, param) in zip(others, named, strict=True):
         other.grad = param.grad
-    return TwoLaunches(named, LR, rule, SCALINGS[rule]), TwoLaunches(others, LR, rule, SCALINGS[rule])
+    return TwoLaunches(named, rule), TwoLaunches(others, rule)
 
 
 def wrong_elements(one: TwoLaunches, two: TwoLaunches) -> int:
@@ -91,7 +119,10 @@ def orders(shapes: Shapes, rule: str, dtype: torch.dtype, device: torch.device, 
     torch.manual_seed(0)
     named = parameters(shapes, dtype, device)
     one, two = twins(named, rule)
-    begin_copy, taken, wrong = copy_beside(device), 0, 0
+    on_gpu = device.type == "cuda"
+    stream = torch.cuda.Stream(device) if on_gpu else None
+    source, target = (torch.zeros(COPIED if on_gpu else 0, dtype=torch.uint8, device=device) for _ in range(2))
+    taken = wrong = 0
     while taken < steps and not wrong:
         # lists of items in the last order
         one.table.cache.clear()
@@ -99,7 +130,8 @@ def orders(shapes: Shapes, rule: str, dtype: torch.dtype, device: torch.device, 
             for _, param in named:
                 assert param.grad is not None
                 param.grad.uniform_(-1, 1)
-            begin_copy()
+            with torch.cuda.stream(stream):
+                target.copy_(source, non_blocking=True)
             with shuffled(taken):
                 one.step_in_one()
             two.step()
@@ -121,15 +153,14 @@ def large(elements: int, device: torch.device, *, part: int = (1 << 20) + 5) -> 
     found = one.step_in_one()
     two.step()
     error = abs(float(found[0, 3]) / expected - 1)
-    alone = TwoLaunches([("tail", tail)], LR, "sgd", SCALINGS["sgd"])
-    alone.update(found[:, -1].clone())
+    TwoLaunches([("tail", tail)], "sgd").update(found[:, -1].clone())
     wrong = wrong_elements(one, two) + differing(tail.detach(), weight[-part:])
     return {"elements": elements, "norm error": error, "wrong": wrong + int(not error < 1e-5)}
 
 
 def checks(device: torch.device, shapes: Shapes, steps: int, elements: int) -> Iterator[dict[str, Any]]:
     """A row for each check; "wrong" is 0 where all is right."""
-    for rule in SCALINGS:
+    for rule in RULES:
         for dtype in (torch.float32, torch.bfloat16):
             begin = time.monotonic()
             found = orders(shapes, rule, dtype, device, steps)
@@ -139,13 +170,10 @@ def checks(device: torch.device, shapes: Shapes, steps: int, elements: int) -> I
 
 def main() -> int:
     """Writes the rows; returns 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rehearsal", action="store_true", help="small tensors, on any machine")
-    small = parser.parse_args().rehearsal
+    small = rows.command(__doc__, "--rehearsal").parse_args().rehearsal
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wrong = 0
-    sizes = (SMALL, 3, 2**21) if small else (shapes_of("ViT-L/16"), 200, 2**31 + 5)
-    for row in checks(device, *sizes):
+    for row in checks(device, *((SMALL, 3, 2**21) if small else (shapes_of("ViT-L/16"), 200, 2**31 + 5))):
         rows.write(row)
         wrong += row["wrong"]
     return int(wrong > 0)

@@ -4,18 +4,16 @@ python -m bench.studies            # writes all
 python -m bench.studies NAME ...   # writes some
 """
 
-import argparse
-from pathlib import Path
-
+from bench.rows import RESULTS, command
 from fused_lwlr.papers.store import recorded, save_report
 from fused_lwlr.papers.studies import STUDIES, find
 
-RECORDED = Path(__file__).parent / "results" / "studies"
+RECORDED = RESULTS / "studies"
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(STUDIES)}")
     for name in parser.parse_args().names or sorted(path.name for path in RECORDED.iterdir()):
         study, (settings, results) = find(name), recorded(RECORDED / name / "results.json")

@@ -10,26 +10,22 @@ flushed, and prints the fastest for each step; constants that are better by more
 belong into kernels/constants.py, with device, date and figures in `MEASURED`.
 """
 
-import argparse
-import contextlib
 import itertools
 import multiprocessing
 import os
 import statistics
 import sys
 import time
-import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import triton  # noqa: F401  imported before the forks, which need it
 
 from bench import rows
-from bench.case import DTYPES
 from bench.clock import Clock, CudaClock
 from bench.contestants import Contestant, contestants
-from bench.gate import parameters, refusal
+from bench.gate import DTYPES, parameters, refusal
 from bench.parameter_sets import SETS, shapes_of
 from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
@@ -38,38 +34,30 @@ LIMIT = 60.0
 SAMPLES = 15
 LEAST_HOST = 2e-3
 """Seconds that the GPU gives the host for a step at least: a busy machine may pause the host for a millisecond."""
-# names of constants -> candidates; blocks and threads together, for 16 bytes a thread and more in single precision
-GEOMETRY = [
-    {"GPU": {"step_block": block, "block": block}, "THREADS": threads}
-    for block, threads in ((1024, 128), (2048, 128), (2048, 256), (512, 128), (1024, 256))
-]
 STEPS = ("sgd plain", "adamw plain")
 QUEUED = ("sgd ELR", "adamw LAMB")
+Task = tuple[str, str, dict[str, Any]]
+"""A step, a dtype, and changes of constants."""
 
 
-def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Returns steps, dtypes and constants, the queue first. The present constants of a step come first."""
-    for dtype, step in itertools.product(("bf16", "fp32"), QUEUED):
-        yield step, dtype, {}
-        for passes in (2, 4, 16, 32):
-            yield step, dtype, {"GPU": {"queue_passes": passes}}
-        for window in (8, 12, 24, 32, 48):
-            yield step, dtype, {"GPU": {"window": window << 20}}
-        for programs in (2, 3, 4, 6, 12):
-            yield step, dtype, {"PER_PROCESSOR": programs}
-    for step in (*STEPS, "statistics"):
-        yield step, "fp32", {}
-    for step, geometry in itertools.product((*STEPS, *QUEUED, "statistics"), GEOMETRY[1:]):
-        yield step, "fp32", geometry
+def candidates() -> Iterator[Task]:
+    """Returns all trials, the queue first. The present constants of a step come first."""
+    queue = [
+        {}, *({"GPU": {"queue_passes": passes}} for passes in (2, 4, 16, 32)),
+        *({"GPU": {"window": mebibytes << 20}} for mebibytes in (8, 12, 24, 32, 48)),
+        *({"PER_PROCESSOR": programs} for programs in (2, 3, 4, 6, 12)),
+    ]  # fmt: skip
+    yield from ((step, dtype, change) for dtype in ("bf16", "fp32") for step in QUEUED for change in queue)
+    yield from ((step, "fp32", {}) for step in (*STEPS, "statistics"))
+    # together, for 16 bytes a thread and more in single precision
+    for step in (*STEPS, *QUEUED, "statistics"):
+        for block, threads in ((2048, 128), (2048, 256), (512, 128), (1024, 256)):
+            yield step, "fp32", {"GPU": {"step_block": block, "block": block}, "THREADS": threads}
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
         # fewer or more registers follow from these
-        yield (
-            step,
-            "fp32",
-            {"LEAST_RESIDENT": {name: [n + more for n in least] for name, least in LEAST_RESIDENT.items()}},
-        )
-    for passes in (4, 8, 32):
-        yield "statistics", "fp32", {"GPU": {"statistics_passes": passes}}
+        resident = {name: [n + more for n in least] for name, least in LEAST_RESIDENT.items()}
+        yield step, "fp32", {"LEAST_RESIDENT": resident}
+    yield from (("statistics", "fp32", {"GPU": {"statistics_passes": passes}}) for passes in (4, 8, 32))
 
 
 def apply(changes: dict[str, Any]) -> None:
@@ -89,7 +77,7 @@ def apply(changes: dict[str, Any]) -> None:
     constants.WARPS = constants.THREADS // constants.LANES
 
 
-def checked(step: str, dtype: str, changes: dict[str, Any], device: torch.device) -> Contestant:
+def checked(step: str, dtype: str, changes: dict[str, Any]) -> Contestant:
     """Returns the contestant of a trial, with the constants of the trial.
 
     Raises:
@@ -98,34 +86,16 @@ def checked(step: str, dtype: str, changes: dict[str, Any], device: torch.device
     apply(changes)
     rule, _, method = step.partition(" ")
     contestant = next(c for c in contestants() if (c.rule, c.method, c.who) == (rule, method or "statistics", "ours"))
-    wrong = refusal(contestant, DTYPES[dtype], device)
+    wrong = refusal(contestant, DTYPES[dtype], torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if wrong is not None:
         raise RuntimeError(f"{contestant.name} with {changes}: {wrong}")
     return contestant
 
 
-def compile_all(tasks: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
-    """Compiles the kernels of many trials at the same time, into Triton's cache. Errors come again in the trials."""
-    context = multiprocessing.get_context("fork")
-    cores = context.BoundedSemaphore(os.cpu_count() or 1)
-
-    def child(*task: Any) -> None:
-        with cores, contextlib.suppress(Exception):
-            checked(*task, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-    processes = [context.Process(target=child, args=task, daemon=True) for task in tasks]
-    end = time.monotonic() + LIMIT
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(max(end - time.monotonic(), 0))
-        process.kill()
-
-
 def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str, float]:
     """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
     clock: Clock = CudaClock() if torch.cuda.is_available() else Clock()
-    contestant = checked(step, dtype, changes, clock.device)
+    contestant = checked(step, dtype, changes)
     named = parameters(shapes_of(name), DTYPES[dtype], clock.device)
     optimizer = contestant.build(named, 1e-4, False)
     for _ in range(3):
@@ -146,62 +116,55 @@ def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str
     return {"seconds": middle, "spread": high - low}
 
 
-def forked(limit: float, *arguments: Any) -> dict[str, Any]:
+def forks(count: int) -> Any:
+    """Returns a pool of processes, forks of this one. A process runs one task, and is killed when the pool is left."""
+    return multiprocessing.get_context("fork").Pool(count, maxtasksperchild=1)
+
+
+def forked(limit: float, *task: Any) -> dict[str, Any]:
     """Runs a trial in a fork, which is killed after `limit` seconds; returns its result, or why it "failed"."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def child() -> None:
+    with forks(1) as pool:
         try:
-            sender.send(trial(*arguments))
-        except BaseException as error:
-            # constants that a device cannot run are a valid result too
-            sender.send({"failed": traceback.format_exception_only(error)[-1].strip()})
+            found: dict[str, Any] = pool.apply_async(trial, task).get(limit)
+        # constants that a device cannot run are a valid result too; a fork that dies returns nothing
+        except multiprocessing.TimeoutError:
+            return {"failed": f"no result after {limit:g} s"}
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {error}"}
+    return found
 
-    process = context.Process(target=child, daemon=True)
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(limit):
-            return {"failed": f"killed after {limit:g} s"}
-        found: dict[str, Any] = receiver.recv()
-    except EOFError:
-        process.join()
-        return {"failed": f"ended with {process.exitcode}"}
-    else:
-        return found
-    finally:
-        process.kill()
-        process.join()
+
+def compile_all(tasks: list[Task]) -> None:
+    """Compiles the kernels of many trials at the same time, into Triton's cache. Errors come again in the trials."""
+    with forks(os.cpu_count() or 1) as pool:
+        pool.starmap_async(checked, tasks, chunksize=1).wait(LIMIT)
 
 
 def main() -> None:
     """Runs all trials."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = rows.command(__doc__, "--rehearsal")
     parser.add_argument("--set", default="ViT-L/16", choices=SETS)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no trial after this time")
-    parser.add_argument("--rehearsal", action="store_true", help="two trials with small tensors, on any machine")
     options = parser.parse_args()
-    found: list[dict[str, Any]] = []
     end = time.monotonic() + options.seconds
     name = "2,000 tiny" if options.rehearsal else options.set
     tasks = list(itertools.islice(candidates(), 2 if options.rehearsal else None))
     compile_all(tasks)
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for step, dtype, changes in tasks:
         if time.monotonic() >= end:
             print("no time is left for more trials")
             break
         row = {"set": name, "step": step, "dtype": dtype, "constants": changes}
-        found.append(row | forked(LIMIT, step, dtype, changes, name))
-        rows.write(found[-1])
-    for step, dtype in dict.fromkeys((row["step"], row["dtype"]) for row in found):
-        timed = [row for row in found if (row["step"], row["dtype"]) == (step, dtype) and "seconds" in row]
+        row |= forked(LIMIT, step, dtype, changes, name)
+        rows.write(row)
+        if "seconds" in row:
+            found.setdefault((step, dtype), []).append(row)
+    for (step, dtype), timed in found.items():
         base = next((row["seconds"] for row in timed if not row["constants"]), float("nan"))
-        best = min(timed, key=lambda row: row["seconds"], default=None)
-        if best is not None:
-            print(
-                f"{step} {dtype}: {best['constants'] or 'as it is'}, {best['seconds'] / base:.3f} of the time as it is"
-            )
+        best = min(timed, key=lambda row: row["seconds"])
+        share = best["seconds"] / base
+        print(f"{step} {dtype}: {best['constants'] or 'as it is'}, {share:.3f} of the time as it is")
 
 
 if __name__ == "__main__":

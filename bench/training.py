@@ -8,14 +8,13 @@ A step is all forward and backward passes of a batch, accumulated, and one updat
 are random and on the device, so that no loader is involved; the last rows load pictures from files.
 """
 
-import argparse
-import dataclasses
 import itertools
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +22,8 @@ import torch
 from torch import nn
 
 from bench.figures import share
-from bench.markdown import table
 from bench.pictures import make
-from bench.rows import write
+from bench.rows import command, table, write
 from fused_lwlr import ELR, SGD, AdamW
 from fused_lwlr.data import Splits, open_data
 from fused_lwlr.runs.provenance import provenance
@@ -63,6 +61,7 @@ SIZES = {
     "cpu": Size(SMALL_MODELS, (64, 256), 10, {**ON_CPU, "micro_batch": 64}),
     "quick": Size(SMALL_MODELS, (32, 64), 2, {**ON_CPU, "micro_batch": 16}),
 }
+LAYER_WISE = ("ours, layer-wise", "torch fused, layer-wise")
 HEAD = ("model", "images", "batch", "passes", "optimizer", "images/s", "update ms", "% of the step")
 
 
@@ -85,62 +84,33 @@ def contestants(recipe: Recipe, model: nn.Module) -> dict[str, Callable[[], Any]
     }
 
 
-def of_steps(recipe: Recipe, data: Splits, rounds: int) -> Iterator[dict[str, Any]]:
-    """A row for each optimizer, with images that are on the device."""
+def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator[dict[str, Any]]:
+    """A row for each optimizer, with images that are on the device, or for two, with images from files."""
     with world_of(recipe.device) as world:
-        trainer = Trainer(recipe, world, data)
+        # each step of an optimizer is one of the training
+        trainer = Trainer(replace(recipe, steps=(rounds + 1) * len(LAYER_WISE)) if files else recipe, world, data)
         trainer.prepare()
-        batch = next(trainer.batches())
-        made = {name: make_one() for name, make_one in contestants(recipe, trainer.model).items()}
+        passes: Iterator[Any] = trainer.batches() if files else itertools.repeat(next(trainer.batches()))
+        every = contestants(recipe, trainer.model)
+        made = {name: every[name]() for name in (LAYER_WISE if files else every)}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
-        for round_ in range(rounds + 1):
-            for name, optimizer in made.items():
-                trainer.optimizer, trainer.step = optimizer, 0
-                start = _now(world.device)
-                trainer.gradients(itertools.repeat(batch))
-                middle = _now(world.device)
-                trainer.optimizer.step()
-                end = _now(world.device)
-                trainer.optimizer.zero_grad()
-                if round_:  # the first is for compiling and allocating
-                    seconds[name].append((end - start, end - middle))
-        for name, found in seconds.items():
+        for step, (name, optimizer) in enumerate([*made.items()] * (rounds + 1)):
+            trainer.optimizer, trainer.step = optimizer, step if files else 0
+            start = _now(world.device)
+            trainer.gradients(passes)
+            middle = _now(world.device)
+            trainer.optimizer.step()
+            end = _now(world.device)
+            trainer.optimizer.zero_grad()
+            seconds[name].append((end - start, end - middle))
+        images = f"from files, {trainer.workers} workers" if files else "on the device"
+        for name, (_, *found) in seconds.items():  # the first step compiles and allocates
             whole, update = (statistics.median(part) for part in zip(*found, strict=True))
-            yield _row(recipe, trainer, "on the device", name, whole, update)
-
-
-def of_files(recipe: Recipe, data: Splits, steps: int) -> Iterator[dict[str, Any]]:
-    """A row of steps whose images are loaded from files, of ours and of torch's."""
-    with world_of(recipe.device) as world:
-        for name in ("ours, layer-wise", "torch fused, layer-wise"):
-            trainer = Trainer(dataclasses.replace(recipe, steps=steps + 1), world, data)
-            trainer.prepare()
-            trainer.optimizer = contestants(recipe, trainer.model)[name]()
-            passes, updates, start = trainer.batches(), 0.0, 0.0
-            for step in range(steps + 1):
-                if step == 1:
-                    start, updates = _now(world.device), 0.0
-                trainer.gradients(passes)
-                middle = _now(world.device)
-                trainer.optimizer.step()
-                updates += _now(world.device) - middle
-                trainer.optimizer.zero_grad()
-                trainer.step += 1
-            whole = (_now(world.device) - start) / steps
-            yield _row(recipe, trainer, f"from files, {trainer.workers} workers", name, whole, updates / steps)
-
-
-def _row(recipe: Recipe, trainer: Trainer, images: str, name: str, whole: float, update: float) -> dict[str, Any]:
-    return {
-        "model": recipe.model,
-        "images": images,
-        "batch": recipe.batch_size,
-        "passes": trainer.accumulation,
-        "optimizer": name,
-        "seconds": whole,
-        "update_seconds": update,
-        "images_per_second": recipe.batch_size / whole,
-    }
+            yield {
+                "model": recipe.model, "images": images, "batch": recipe.batch_size, "passes": trainer.accumulation,
+                "optimizer": name, "seconds": whole, "update_seconds": update,
+                "images_per_second": recipe.batch_size / whole,
+            }  # fmt: skip
 
 
 def _now(device: torch.device) -> float:
@@ -154,17 +124,15 @@ def measure(size: Size) -> Iterator[dict[str, Any]]:
     side, batches = size.options["image_size"], size.batches
     fixed: dict[str, Any] = {"rates": "single", "init": "model", "deterministic": False, **size.options}
     synthetic = open_data("synthetic", image_size=side, augmentation="none", synthetic=(2 * batches[-1], 100, 1000))
+    for batch, (preset, change) in itertools.product(batches, size.models.items()):
+        recipe = resolve(preset, {**fixed, **change, "workers": 0, "batch_size": batch})
+        yield from timed(recipe, synthetic, size.rounds, files=False)
     with tempfile.TemporaryDirectory() as scratch:
         folder = make(Path(scratch) / "pictures", classes=4, images=batches[0] // 2)
-        presets = size.models.items()
-        options = {**fixed, "workers": 0}
-        for batch, (preset, change) in itertools.product(batches, presets):
-            recipe = resolve(preset, {**options, **change, "batch_size": batch})
-            yield from of_steps(recipe, synthetic, rounds=size.rounds)
-        for preset, change in presets:
+        for preset, change in size.models.items():
             recipe = resolve(preset, {**fixed, **change, "batch_size": batches[0], "data": str(folder)})
             files = open_data(recipe.data, image_size=side, augmentation=recipe.augmentation)
-            yield from of_files(recipe, files, steps=size.rounds)
+            yield from timed(recipe, files, size.rounds, files=True)
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -178,31 +146,27 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Images a second and the optimizer's share, with large batches.")
+    parser = command(__doc__, "--out")
     parser.add_argument("--cpu", dest="size", action="store_const", const="cpu", help="two small models on the CPU")
     parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="these, in a few steps")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"), help="folder for JSON and Markdown")
     given = parser.parse_args()
     name = given.size or "gpu"
     if name == "gpu" and not torch.cuda.is_available():
         print("Not measured: there is no GPU here. --cpu measures two small models.")
         return
-    size = SIZES[name]
-    device = torch.device(size.options["device"])
+    device = torch.device(SIZES[name].options["device"])
     about = {**provenance({}, seed=0), "device": device_name(device), "quick": name == "quick"}
     rows = []
-    for row in measure(size):
+    for row in measure(SIZES[name]):
         write(row)
         rows.append(row)
     given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"training-{'-'.join(about['device'].lower().split())}"
-    path.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    lines = [f"- {key}: {value}" for key, value in about.items() if key != "config"]
+    path = given.out / f"training-{'-'.join(about['device'].lower().split())}.json"
+    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    lines = ["# Training", "", *(f"- {key}: {value}" for key, value in about.items() if key != "config"), ""]
+    path.with_suffix(".md").write_text("\n".join((*lines, *table(HEAD, map(cells, rows)), "")), encoding="utf-8")
     share(rows, path.with_suffix(".png"))
-    path.with_suffix(".md").write_text(
-        "\n".join(["# Training", "", *lines, "", *table(HEAD, map(cells, rows))]) + "\n", encoding="utf-8"
-    )
-    print(f"Wrote {path}.json, {path}.md and {path}.png.")
+    print(f"Wrote {path}, its report and its figure.")
 
 
 if __name__ == "__main__":

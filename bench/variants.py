@@ -59,85 +59,74 @@ def dtypes(dtype: Any, columns: str, single: str = "", states: int = 0) -> tuple
     return tuple(tl.float32 if name in single else dtype if name in columns else None for name in names)
 
 
-def plain(rule: Rule) -> int:
-    """Returns the programs that a multiprocessor must hold of a step without norms."""
-    return rule.least_resident or constants.least_resident("step", len(rule.states))
-
-
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
-        "sgd": (SGD, ""),
-        "sgd momentum": (SGD, "X"),
-        "adamw": (ADAMW, "XY"),
-        "adamw amsgrad": (ADAMW, "XYZ"),
-        "lion": (LION, "X"),
-        "adamw cautious": (replace(ADAMW, decay="cautious"), "XY"),
-        "lion cautious": (replace(LION, decay="cautious"), "X"),
+        "sgd": (SGD, "", 4),
+        "sgd momentum": (SGD, "X", 4),
+        "adamw": (ADAMW, "XY", 8),
+        "adamw amsgrad": (ADAMW, "XYZ", 8),
+        "lion": (LION, "X", 4),
+        "adamw cautious": (replace(ADAMW, decay="cautious"), "XY", 8),
+        "lion cautious": (replace(LION, decay="cautious"), "X", 4),
     }
-    made: dict[str, tuple[Rule, dict[str, Any]]] = {}
-    for name, (rule, states) in rules.items():
+    for name, (rule, states, numbers) in rules.items():
         columns = dtypes(dtype, "WG" + states, states=len(rule.states))
-        numbers = {"sgd": 4, "adamw": 8, "lion": 4}[rule.name]
-        meta = {"DTYPES": columns, "RULE": step.rule_of(rule, columns), "DECAY": rule.decay, "ON_DEVICE": False}
-        meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers}
-        made[name] = (rule, meta)
-        yield Variant(name, plain(rule), update.step_kernel, meta)
-    rule, meta = made["adamw"]
-    if dtype != tl.float32:
-        exact = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "RULE": formula.compiled(ADAMW.update)}
-        yield Variant("adamw, master", plain(rule), update.step_kernel, {**meta, **exact})
-    if dtype == tl.bfloat16:
-        averaged = {"DTYPES": dtypes(dtype, "WGXY", "E", 3)}
-        yield Variant("adamw, ema", plain(rule), update.step_kernel, {**meta, **averaged})
-    yield from _scaled(dtype, made)
-    meta = {"DTYPES": (dtype, dtype), "grad_scale": None, "BLOCK": constants.GPU.block}
-    meta |= {
-        "PASSES": constants.GPU.statistics_passes, "AT_ONCE": constants.GPU.at_once,
-        "SLOTS": constants.GPU.statistics_slots,
+        meta = {
+            "DTYPES": columns, "RULE": step.rule_of(rule, columns), "DECAY": rule.decay, "ON_DEVICE": False,
+            "BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers,
+        }  # fmt: skip
+        changes: dict[str, dict[str, Any]] = {"": {}}
+        if name == "adamw" and dtype != tl.float32:
+            exact = formula.compiled(ADAMW.update)
+            changes[", master"] = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "RULE": exact}
+        if name == "adamw" and dtype == tl.bfloat16:
+            changes[", ema"] = {"DTYPES": dtypes(dtype, "WGXY", "E", 3)}
+        least = rule.least_resident or constants.least_resident("step", len(rule.states))
+        for label, change in changes.items():
+            yield Variant(name + label, least, update.step_kernel, {**meta, **change})
+        if name in ("sgd momentum", "adamw", "lion"):
+            yield from _scaled(dtype, name, rule, meta)
+    for name, columns in (("statistics", (dtype, dtype)), ("statistics of gradients", (None, dtype))):
+        meta = {
+            "DTYPES": columns, "grad_scale": None, "BLOCK": constants.GPU.block, "AT_ONCE": constants.GPU.at_once,
+            "PASSES": constants.GPU.statistics_passes, "SLOTS": constants.GPU.statistics_slots,
+        }  # fmt: skip
+        yield Variant(name, constants.least_resident("statistics"), statistics.statistics_kernel, meta)
+
+
+def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator[Variant]:
+    """The variants with norms, from the compile-time arguments of a step without."""
+    width = meta["WIDTH"] + 2
+    target = "gradient" if rule is SGD else "direction"
+    absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "known_factors", "seed"))
+    scaled = {
+        **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": width,
+        "FORMULA": formula.compiled(ELR.formula), "TARGET": target,
+        "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule), width),
+        "SKIP": False, "RESCALE": False, "WRITE": True,
+        "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
+        "SLOTS": constants.GPU.queue_slots, "RETRACTION": None, **absent,
     }  # fmt: skip
-    yield Variant("statistics", constants.least_resident("statistics"), statistics.statistics_kernel, meta)
-    of_gradients = {**meta, "DTYPES": (None, dtype)}
-    yield Variant(
-        "statistics of gradients", constants.least_resident("statistics"), statistics.statistics_kernel, of_gradients
-    )
-
-
-def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterator[Variant]:
-    """The variants with norms, from the rules and compile-time arguments of steps without."""
-    for name, target in (("sgd momentum", "gradient"), ("adamw", "direction"), ("lion", "direction")):
-        rule, meta = made[name]
+    # changes of these arguments, and arguments that are given when the kernel runs
+    found: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+        "ELR": ({}, ()),
+        "Hyperball": (
+            {
+                "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "RETRACTION": (0.0, 0.0, True),
+                "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width),
+            },
+            (),
+        ),
+        "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),
+    }  # fmt: skip
+    if rule is ADAMW and dtype == tl.float32:
+        found["balanced"] = ({"FORMULA": None}, ("known_factors",))
+        found["ELR, ema"] = ({"DTYPES": dtypes(dtype, "WGXYE", states=3)}, ())
+    if dtype != tl.float32:
+        noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "ON_DEVICE": True}
+        found["noise"] = (noise, ("seed",))
+    for label, (changes, given) in found.items():
+        arguments = {key: value for key, value in {**scaled, **changes}.items() if key not in given}
         least = constants.least_resident("queue", len(rule.states))
-        scaled = {
-            **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
-            "FORMULA": formula.compiled(ELR.formula), "TARGET": target,
-            "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule), meta["WIDTH"] + 2),
-            "SKIP": False, "RESCALE": False, "WRITE": True,
-            "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
-            "SLOTS": constants.GPU.queue_slots, "RETRACTION": None,
-        }  # fmt: skip
-        absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "known_factors", "seed"))
-        yield Variant(f"{name}, ELR", least, queue.queue_kernel, {**scaled, **absent})
-        spheres = {
-            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
-            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), meta["WIDTH"] + 2),
-            "RETRACTION": (0.0, 0.0, True),
-        }  # fmt: skip
-        yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
-        everything = {"STEP": tl.float32, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        unused = {"known_factors": None, "seed": None}
-        yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
-        if (name, dtype) == ("adamw", tl.float32):
-            balanced = {**scaled, "FORMULA": None, "TARGET": "direction"}
-            balanced |= {key: None for key in absent if key != "known_factors"}
-            yield Variant(f"{name}, balanced", least, queue.queue_kernel, balanced)
-            yield Variant(
-                f"{name}, ELR, ema",
-                least,
-                queue.queue_kernel,
-                {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE", states=3)},
-            )
-        if dtype != tl.float32:
-            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "ON_DEVICE": True}
-            del absent["seed"]
-            yield Variant(f"{name}, noise", least, queue.queue_kernel, {**scaled, **absent, **noise})
+        yield Variant(f"{name}, {label}", least, queue.queue_kernel, arguments)

@@ -6,7 +6,7 @@ import torch
 from tables import change_sizes
 
 from bench import stress
-from bench.two_launches import TwoLaunches
+from bench.stress import TwoLaunches
 
 
 @pytest.fixture

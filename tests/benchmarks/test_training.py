@@ -13,7 +13,7 @@ def test_rows(preset):
     sizes = {"image_size": 16, "batch_size": 8, "micro_batch": 4, "mixup": 0.0}
     recipe = resolve(preset, {**options, **sizes, **training.SMALL_MODELS[preset]})
     data = open_data("synthetic", image_size=16, augmentation="none", synthetic=(24, 2, 5))
-    rows = [*training.of_steps(recipe, data, rounds=1), *training.of_files(recipe, data, steps=1)]
+    rows = [row for files in (False, True) for row in training.timed(recipe, data, 1, files=files)]
     assert [row["optimizer"] for row in rows[:5]] == [
         "ours", "ours, layer-wise", "ours, ELR", "torch fused", "torch fused, layer-wise",
     ]  # fmt: skip
