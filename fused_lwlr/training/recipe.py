@@ -129,8 +129,8 @@ class Recipe(Inputs):
     )
     rates_exclude: Patterns | None = _optimizer(
         None,
-        "With --rates layerwise: names of layers, or patterns with * and ?, whose rate is the single one (η = 1); may "
-        "be repeated. none leaves no layer out, as in the LWLR paper.",
+        "Names of layers, or patterns with * and ?, that layer-wise rates leave out (η = 1); may be repeated. none "
+        "leaves no layer out, as in the LWLR paper.",
         shown="class token and position embedding, if they start at zero",
         metavar="PATTERN",
     )
