@@ -60,7 +60,7 @@ class DeepNet(nn.Module):
         super().__init__()
         if depth < 8 or depth % 6 != 2:
             raise ValueError(f"depth {depth} must be 6 n + 2 for three stages: for example 20, 32, 56 or 110")
-        check_sizes(width, image_size)
+        check_sizes(image_size, width=width)
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "-nobn")
         self.norm = normalization(width, norm)
         blocks, last = [], width
@@ -162,7 +162,7 @@ class DenseNet(Pooled):
     def __init__(self, depth: int, growth: int, norm: str, *, image_size: int, channels: int, classes: int) -> None:
         if depth < 10 or depth % 6 != 4:
             raise ValueError(f"depth {depth} must be 6 n + 4 for three blocks: for example 40 or 100")
-        check_sizes(growth, image_size)
+        check_sizes(image_size, growth=growth)
         width = 2 * growth
         bias = norm == "-nobn"
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=bias)]
@@ -178,10 +178,11 @@ class DenseNet(Pooled):
         kaiming_init_(self)
 
 
-def check_sizes(width: int, image_size: int) -> None:
+def check_sizes(image_size: int, **widths: int) -> None:
     """Refuse stages without channels, and images that cannot be halved twice."""
-    if width < 1:
-        raise ValueError(f"width {width} must be at least 1")
+    for name, width in widths.items():
+        if width < 1:
+            raise ValueError(f"{name} {width} must be at least 1")
     if image_size < 4:
         raise ValueError(f"a net in three stages halves its images twice: image size {image_size} is below 4")
 
