@@ -67,12 +67,8 @@ def scan(path: Path) -> Listing:
     theirs = set(_folders(val))
     if not theirs:
         raise ValueError(f"{val} has no sub-folders: sort its images into folders of their classes, named as in {root}")
-    if extra := sorted(theirs - set(classes)):
-        raise ValueError(f"{val} has classes that {root} has not: {_some(extra)}; remove them, or add images to train")
-    if missing := sorted(set(classes) - theirs):
-        raise ValueError(
-            f"{val} lacks classes that {root} has: {_some(missing)}; add images of them, or leave them out"
-        )
+    if other := sorted(theirs ^ set(classes)):
+        raise ValueError(f"{root} and {val} have other classes: {_some(other)}; both need images of all classes")
     return Listing(tuple(classes), _images(root, classes), _images(val, classes), str(val))
 
 

@@ -180,15 +180,13 @@ def _array(path: Path) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, code, dimensions = struct.unpack(">HBB", content[:4])
-        shape = struct.unpack(f">{dimensions}I", content[4 : 4 + 4 * dimensions])
+        start = 4 + 4 * dimensions
+        shape = struct.unpack(f">{dimensions}I", content[4:start])
         dtype = np.dtype(DTYPES[code])
-    except (EOFError, KeyError, OSError, struct.error, zlib.error) as error:
+        size = start + math.prod(shape) * dtype.itemsize
+        if zero or len(content) != size:
+            raise ValueError(f"{len(content)} bytes instead of {size}")
+    except (EOFError, KeyError, OSError, ValueError, struct.error, zlib.error) as error:
         raise ValueError(f"{path} is not in the IDX format, or is damaged ({error}): fetch it again") from error
-    start, size = 4 + 4 * dimensions, math.prod(shape) * dtype.itemsize
-    if zero or len(content) != start + size:
-        raise ValueError(
-            f"{path} is not in the IDX format, or is damaged ({len(content)} bytes instead of {start + size}): "
-            "fetch it again"
-        )
     found: np.ndarray = np.frombuffer(content, dtype, offset=start).reshape(shape)
     return found.astype(dtype.newbyteorder("="))

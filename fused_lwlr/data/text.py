@@ -2,9 +2,8 @@
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,25 +108,25 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
     """The name of a text, its tokens, separate validation tokens if they exist, and the names of the tokens."""
     name = source
     # documents, and a key that differs if they differ
-    parts: list[tuple[Callable[[], Iterator[str]], str]]
+    parts: list[tuple[Iterable[str], str]]
     if source.startswith(HUB):
         if tokenizer is None:
             raise ValueError(f"data={source} needs a tokenizer: tokenizer=NAME or FILE")
-        parts = [(partial(texts, split), split._fingerprint) for split in open_documents(source)]
+        parts = [(texts(split), split._fingerprint) for split in open_documents(source)]
     elif source == PYTHON_DOCS:
         name, text = f"{PYTHON_DOCS} of Python {platform.python_version()}", _python_docs()
         raw: Tokens = np.frombuffer(text.encode(), np.uint8)
-        parts = [(lambda: iter([text]), hashlib.sha256(text.encode()).hexdigest())]
+        parts = [([text], hashlib.sha256(text.encode()).hexdigest())]
     else:
         paths = _paths(Path(source.removeprefix(FILES)))
         raw = MappedFiles(paths)
         key = "\n".join(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
-        parts = [(partial(_decoded, paths), key)]
+        parts = [(_decoded(paths), key)]
     if tokenizer is not None:
         found = Tokenizer(tokenizer)
-        return name, [found.to_file(documents(), key) for documents, key in parts], found.classes
+        return name, [found.to_file(documents, key) for documents, key in parts], found.classes
     if vocabulary == "characters":
-        tokens, classes = characters(parts[0][0])
+        tokens, classes = characters("".join(parts[0][0]))
         return name, [tokens], classes
     return name, [raw], BYTES
 

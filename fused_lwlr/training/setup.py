@@ -58,20 +58,16 @@ def load_data(recipe: Recipe) -> Splits | Text:
 
 
 def _alike(data: Data) -> Data:
-    sizes = gathered((len(data.train), len(data.val), len(data.classes), data.fingerprint))
+    found = gathered(
+        f"{len(data.train)} {data.example} to train, {len(data.val)} to test and {len(data.classes)} classes in "
+        f"{data.name}, of names and sizes {data.fingerprint}"
+    )
 
     def check() -> None:
-        for rank, size in enumerate(sizes):
-            if size[:3] != sizes[0][:3]:
+        for rank, theirs in enumerate(found):
+            if theirs != found[0]:
                 raise ValueError(
-                    f"process {rank} found {size[0]} {data.example} to train, {size[1]} to test and {size[2]} classes "
-                    f"in {data.name}, but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need "
-                    f"the same {data.example}"
-                )
-            if size != sizes[0]:
-                raise ValueError(
-                    f"process {rank} found other names, sizes or classes of {data.example} in {data.name} than process "
-                    f"0: all machines need the same {data.example}"
+                    f"process {rank} found {theirs}; process 0 found {found[0]}: all need the same {data.example}"
                 )
 
     from_first(check)
