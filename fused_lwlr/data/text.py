@@ -25,28 +25,21 @@ VOCABULARIES = ("bytes", "characters")
 
 @dataclass(frozen=True)
 class Text(DataSet):
-    """A text, cut into sequences of `context` tokens; `classes` are the names of its tokens."""
+    """A text, cut into sequences of `context` tokens; `classes` are the names of its tokens.
+
+    Its examples may also be "pairs" of a source and a target, of at most `context` tokens each. Then only tokens of
+    targets are counted.
+    """
 
     context: int
+    example: str = "sequences"
 
-    example: ClassVar[str] = "sequences"
     unit: ClassVar[str] = "tokens"
 
     @property
     def sizes(self) -> dict[str, Any]:
         """Sizes that a model must fit."""
-        return {"context": self.context}
-
-
-@dataclass(frozen=True)
-class Pairs(Text):
-    """Pairs of a source and a target, of at most `context` tokens each. Only tokens of targets are counted."""
-
-    example: ClassVar[str] = "pairs"
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        return {"context": self.context, "pairs": True}
+        return {"context": self.context, "pairs": self.example == "pairs"}
 
 
 def open_text(
@@ -87,7 +80,7 @@ def open_text(
         train, val, classes = open_pairs(
             source, context=context, vocabulary=vocabulary, tokenizer=tokenizer, val_data=val_data, share=VALIDATION
         )
-        return Pairs(source, train, val, classes, context)
+        return Text(source, train, val, classes, context, "pairs")
     name, parts, classes = _tokens(source, vocabulary, tokenizer)
     if len(parts) == 1:
         [tokens], cut = parts, len(parts[0]) - int(VALIDATION * len(parts[0]))

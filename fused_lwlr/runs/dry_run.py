@@ -19,7 +19,7 @@ from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import DEFAULTS, Recipe
-from fused_lwlr.training.recipe_rules import without_effect
+from fused_lwlr.training.recipe_rules import ONLY, without_effect
 from fused_lwlr.training.setup import by_decay, load_data
 from fused_lwlr.training.trainer import Trainer
 
@@ -126,11 +126,9 @@ def _steps(trainer: Trainer) -> Table:
 
 
 def _rule(recipe: Recipe) -> str:
-    if recipe.optimizer in ("adamw", "lion"):
-        eps = f", eps {recipe.eps:g}" if recipe.optimizer == "adamw" else ""
-        return f"{recipe.optimizer}, betas {recipe.betas[0]:g} and {recipe.betas[1]:g}{eps}"
-    kind = "Nesterov momentum" if recipe.nesterov else "momentum"
-    return f"sgd, {kind} {recipe.momentum:g}{', with the learning rate in it' if recipe.lr_in_momentum else ''}"
+    """The optimizer with the options that act on it."""
+    names = [name for name, (other, choices) in ONLY.items() if other == "optimizer" and recipe.optimizer in choices]
+    return ", ".join([recipe.optimizer, *(f"{name} {getattr(recipe, name)}" for name in names)])
 
 
 def _decay(recipe: Recipe, model: nn.Module) -> str:
