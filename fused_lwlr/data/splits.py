@@ -111,9 +111,8 @@ def _pictures(
         train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
         return "synthetic (random images and labels)", classes, train, val, ""
     if name.endswith(".tar"):
-        classes, *members = scan_shards(name, val_data)
-        first, second = map(Members, members)
-        return name, classes, first, second, val_data or f"every fifth image of each class in {source}"
+        members = scan_shards(name, val_data)
+        return name, members.classes, Members(members.train), Members(members.test), members.tested
     found = scan(Path(source))
     return name, found.classes, Files(found.train), Files(found.test), found.tested
 

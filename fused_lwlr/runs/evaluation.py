@@ -12,7 +12,7 @@ from fused_lwlr.runs.screen import NAMES
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import Recipe, without_pretrained
+from fused_lwlr.training.recipe import FIELDS, Recipe, without_pretrained
 from fused_lwlr.training.records import told
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
@@ -61,5 +61,5 @@ def _recipe_of_run(folder: Path, changes: Mapping[str, Any]) -> Recipe:
     starts = read_starts(folder)
     if not starts:
         raise ValueError(f"{folder} has no run (run.json) to test: leave --out out to test a model as it comes")
-    fields = {name: value for name, value in starts[-1]["config"].items() if name in Recipe().to_dict()}
+    fields = {name: value for name, value in starts[-1]["config"].items() if name in FIELDS}
     return Recipe.from_dict({**fields, **changes})

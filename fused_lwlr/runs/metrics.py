@@ -14,8 +14,8 @@ from fused_lwlr.training.records import Interval, LayerValues, Record, Validatio
 
 TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
 """Fields that differ between two otherwise equal runs."""
-LAYERS = ("elr", "trust_ratio", "multiplier")
-"""Fields of layers for TensorBoard and Weights & Biases."""
+LAYERS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
+"""Fields of layers, and their names in figures."""
 FILES = {"train": "metrics.jsonl", "validation": "metrics.jsonl", "layers": "layers.jsonl"}
 
 
