@@ -172,15 +172,13 @@ def _waiting(trainer: Trainer) -> Table:
     if isinstance(trainer.data.train, Stream):
         return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
     recipe, world, data = trainer.recipe, trainer.world, trainer.data
-    ahead = {"workers": trainer.workers, "prefetch": recipe.prefetch}
     loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
+    parts = ("training", data.train, trainer.micro), ("validation", data.val, trainer.val_batch)
     each = {
-        f"training, {loaders} of {trainer.micro} {data.example}": bytes_ahead(
-            data.train, batch_size=trainer.micro, **ahead
-        ),
-        f"validation, {loaders} of {trainer.val_batch} {data.example}": bytes_ahead(
-            data.val, batch_size=trainer.val_batch, **ahead
-        ),
+        f"{kind}, {loaders} of {size} {data.example}": bytes_ahead(
+            part, batch_size=size, workers=trainer.workers, prefetch=recipe.prefetch
+        )
+        for kind, part, size in parts
     }
     rows = [(name, f"{world.local_size * size / GIB:.3f}") for name, size in each.items()]
     rows.append(("together", f"{world.local_size * sum(each.values()) / GIB:.3f}"))
