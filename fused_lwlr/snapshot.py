@@ -37,15 +37,14 @@ class Snapshot(NamedTuple):
             caller adds. A plan fits while these are equal.
         present: for each parameter, whether it has a gradient.
         grads: the gradient of each parameter, or None.
-        addresses: the data pointer of each gradient; 0 if it is absent or empty.
-        matching: whether every gradient is a plain tensor with the form that it must have.
+        addresses: the data pointer of each gradient, 0 if it is absent or empty; None unless every gradient is a plain
+            tensor with the form that it must have.
     """
 
     fixed: tuple[Any, ...]
     present: list[bool]
     grads: list[Tensor | None]
-    addresses: list[int]
-    matching: bool
+    addresses: list[int] | None
 
 
 def forms_of(params: Sequence[Tensor], grad_dtypes: Sequence[torch.dtype] | None = None, *, sliced: bool) -> Forms:
@@ -90,4 +89,4 @@ def take_snapshot(
     if not complete:
         left = iter(addresses)
         addresses = [next(left) if here else 0 for here in present]
-    return Snapshot(fixed, present, grads, addresses, matching)
+    return Snapshot(fixed, present, grads, addresses if matching else None)

@@ -187,7 +187,7 @@ class _Kept:
         found = None if self._fixed is None else self._take_snapshot()
         if found is None or found.fixed != self._fixed or not all(found.present):
             return False
-        return self.table.accept_gradients(found.grads, found.addresses if found.matching else None)
+        return self.table.accept_gradients(found.grads, found.addresses)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

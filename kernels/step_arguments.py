@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import sqrt, where
+from fused_lwlr.kernels.table import STATISTICS
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 
@@ -21,6 +22,10 @@ FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", 
 """Arguments of a formula, which may also name direction_norm and its own numbers."""
 OF_DIRECTION = ("direction_norm", "dot")
 """Arguments that only a formula whose target is the direction may name."""
+
+
+SQ_SUM, NONFINITE, WEIGHT_SQ_SUM = (STATISTICS.index(name) for name in ("sq_sum", "nonfinite", "weight_sq_sum"))
+"""Columns of `STATISTICS` that the totals of a `Gate` are read by."""
 
 
 class Retraction(NamedTuple):
@@ -120,27 +125,34 @@ class Factors(NamedTuple):
     rho: Tensor | None = None
 
 
-def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor]) -> Tensor:
-    """Returns Σg², the number of non-finite gradient elements, and the largest Σw²: float64 [3].
+def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor] | None = None) -> Tensor:
+    """Returns the totals of a `Gate`: the sums of statistics over all rows, float64 [6].
 
     Args:
         statistics: for each table, float64 [rows, 6], in the order of `STATISTICS`.
-        counts_for_max_norm: for each table, whether Σw² of each row counts, bool [rows].
+        counts_for_max_norm: for each table, whether Σw² of each row counts, bool [rows]; None if weights are not
+            rescaled.
     """
-    device = statistics[0].device
-    sums, counts = (
-        torch.cat([each.to(device, non_blocking=True) for each in tensors])
-        for tensors in (statistics, counts_for_max_norm)
-    )
-    _, sq_sum, _, weight_sq_sum, _, nonfinite = sums.unbind(1)
-    return torch.stack((sq_sum.sum(), nonfinite.sum(), torch.where(counts, weight_sq_sum, 0.0).amax()))
+    rows = _joined(statistics)
+    totals = rows.sum(0)
+    if counts_for_max_norm is not None:
+        totals[WEIGHT_SQ_SUM] = torch.where(_joined(counts_for_max_norm), rows[:, WEIGHT_SQ_SUM], 0.0).amax()
+    return totals
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of all tensors, on the device of the first."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat([each.to(tensors[0].device, non_blocking=True) for each in tensors])
 
 
 class Gate(NamedTuple):
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
-        totals: the result of `totals_of` for the rows of all tables, or None if no option needs it.
+        totals: sums over the rows of all tables, float64 [6], in the order of `STATISTICS`, with the largest Σw² in
+            place of the sum if weights are rescaled. None if no option needs them.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
         skip: whether one non-finite gradient element prevents all writes.
         grad_scale: float32 of one element, the loss scale: gradients are divided by it

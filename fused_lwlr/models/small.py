@@ -65,26 +65,30 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Blocks over about 8 x 8 patches and a class token; for images of 8 to 64 pixels.
+    """Blocks over patches, by default about 8 x 8, and a class token; for images of 8 to 64 pixels.
 
     Args:
         depth: number of blocks.
         width: features of a token, in heads of 16.
         image_size, channels, classes: of the data. The side of a patch is the smallest divisor of `image_size` that is
             at least an eighth of it, rounded down, and at least 2: 4 for 28 pixels.
+        patch: the side of a patch in pixels, instead of that one.
     """
 
-    def __init__(self, depth: int = 4, width: int = 48, *, image_size: int, channels: int, classes: int) -> None:
+    def __init__(
+        self, depth: int = 4, width: int = 48, *, image_size: int, channels: int, classes: int, patch: int | None = None
+    ) -> None:
         super().__init__()
         if depth < 1 or width < 16 or width % 16:
             raise ValueError(f"a ViT of depth {depth} and width {width}: the width must be a multiple of 16")
-        sides = range(max(2, image_size // 8), image_size // 2 + 1)
-        patch = next((side for side in sides if image_size % side == 0), None)
-        if patch is None:
-            raise ValueError(f"a ViT cuts images into equal patches: image size {image_size} has no divisor for them")
-        self.patch_embed = nn.Conv2d(channels, width, patch, patch)
+        sides = range(max(2, image_size // 8), image_size // 2 + 1) if patch is None else [patch]
+        side = next((each for each in sides if each and image_size % each == 0), None)
+        if side is None:
+            wanted = "has no divisor for them" if patch is None else f"is not a multiple of {patch}"
+            raise ValueError(f"a ViT cuts images into equal patches: image size {image_size} {wanted}")
+        self.patch_embed = nn.Conv2d(channels, width, side, side)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.randn(1, 1 + (image_size // patch) ** 2, width) * 0.02)
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + (image_size // side) ** 2, width) * 0.02)
         self.blocks = nn.Sequential(*(Block(width, heads=width // 16) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)

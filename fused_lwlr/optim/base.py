@@ -84,8 +84,6 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     rule: Rule
     """The update rule."""
-    optional_state: str | None = None
-    """The option of a param group that enables the last state column of the rule; None if all columns always exist."""
     options: StepOptions
     """The options that do not change after construction."""
     holds_averages: bool = False
@@ -141,7 +139,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def _kind(self) -> dict[str, Any]:
         """The step options that the class fixes."""
-        return {"optimizer": type(self).__name__, "rule": self.rule, "optional_state": self.optional_state}
+        return {"optimizer": type(self).__name__, "rule": self.rule}
 
     @property
     def scaling(self) -> Scaling | None:

@@ -178,9 +178,7 @@ def _entry(
 ) -> dict[Any, Any]:
     """Returns the state of one parameter, without the entries that it should not have by `kept`."""
     saved = require_dict(saved, f"the state of {label}")
-    needed = set(options.rule.states) if saved else set()
-    if options.optional_state is not None:
-        needed.discard(options.rule.states[-1])
+    needed = set(options.rule.states if options.rule.optional is None else options.rule.states[:-1]) if saved else set()
     if options.rule.counts_steps and saved:
         needed.add("step")
     for name in sorted(needed - saved.keys()):

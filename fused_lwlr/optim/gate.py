@@ -7,12 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import STATISTICS, Factors, Gate, Scale, totals_of
+from fused_lwlr.kernels import Factors, Gate, Scale, totals_of
+from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import BalancedLR
-
-WEIGHT, NONFINITE = STATISTICS.index("weight_sq_sum"), STATISTICS.index("nonfinite")
 
 
 @dataclass
@@ -86,16 +85,16 @@ def decide(
     gates, report = gates_on(plans, loss_scale), None
     scales: Sequence[Scale | Factors | None] = [scale] * len(plans)
     if options.needs_totals:
-        grad = options.skips or options.clip_global_norm is not None
-        weight = options.rescale_weights is not False or options.balances
+        grad, rescales = options.skips or options.clip_global_norm is not None, options.rescale_weights is not False
+        weight = rescales or options.balances
         found = [
             plan.backend.statistics(plan.table, grad=grad, weight=weight, grad_scale=gate.grad_scale)
             for plan, gate in zip(plans, gates, strict=True)
         ]
-        totals = totals_of(found, [plan.counts_for_max_norm for plan in plans])
+        totals = totals_of(found, [plan.counts_for_max_norm for plan in plans] if rescales else None)
         gates, report = gates_of(options, plans, gates, totals, [sums[:, NONFINITE] for sums in found])
         if options.balances:
-            scales = balanced(plans, [sums[:, WEIGHT] for sums in found])
+            scales = balanced(plans, [sums[:, WEIGHT_SQ_SUM] for sums in found])
     return list(map(Decision, scales, gates)), report
 
 
@@ -122,7 +121,9 @@ def gates_of(
     if options.nonfinite == "raise":
         # a GradScaler handles an overflow that it has found
         known = gates[0].found_inf
-        skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
+        skipped = totals[NONFINITE]
+        if known is not None:
+            skipped = skipped * (known.to(totals.device) == 0).reshape(())
         report = _send(skipped, [(rows, plan.stepped_labels()) for rows, plan in zip(counts, plans, strict=True)])
     decided = [
         gate._replace(

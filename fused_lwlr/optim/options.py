@@ -53,7 +53,6 @@ class StepOptions:
 
     Attributes:
         optimizer: the name of the class, for messages.
-        optional_state: the option of a param group that switches the last state column of the rule on, or None.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         in_backward: whether a plan has only the parameters that have a gradient when it is made, see
             `step_in_backward` and `offload_to_cpu`.
@@ -68,7 +67,6 @@ class StepOptions:
 
     optimizer: str
     rule: Rule
-    optional_state: str | None
     backend: Backend
     fused: bool | None
     capturable: bool
@@ -184,11 +182,6 @@ class StepOptions:
         return (
             self.device_counts or self.skips or self.stochastic_rounding or any(group["capturable"] for group in groups)
         )
-
-    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Returns the state columns of the rule that parameters of a param group have."""
-        names = self.rule.states
-        return names if self.optional_state is None or group[self.optional_state] else names[:-1]
 
     def seed_of(self, launch: int) -> int | None:
         """Returns the seed for each launch of a step, or None to round to nearest."""

@@ -92,8 +92,7 @@ class Plans:
             return False
         if self._distributed and not all(p.grad is None or same_placement(p.grad, p) for p in self._params):
             return False
-        addresses = snapshot.addresses if snapshot.matching else None
-        begin = 0
+        addresses, begin = snapshot.addresses, 0
         for plan in self.plans:
             here = slice(begin, begin := begin + len(plan.members))
             if not plan.table.accept_gradients(snapshot.grads[here], addresses and addresses[here]):
@@ -189,7 +188,7 @@ class Plans:
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
     """Returns everything that plans depend on but the step options, tensors and state."""
-    optional, rescaled = options.optional_state or "params", options.rescale_weights
+    rescaled = options.rescale_weights
     return (
         is_inference_mode_enabled(),
         None if bucket is None else set(map(id, bucket)),
@@ -198,7 +197,7 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
         [
             (
                 list(map(id, group["params"])),
-                group.get(optional),
+                options.rule.columns(group),
                 # groups of another optimizer lack the options below until new plans are made
                 "ema" in group,
                 group.get("capturable"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Factors, Gate, Hyper, Scale
-from fused_lwlr.kernels.step_arguments import update_sq_sum
+from fused_lwlr.kernels.step_arguments import SQ_SUM, update_sq_sum
 from fused_lwlr.kernels.tensors import upload
 from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
@@ -57,14 +57,16 @@ class Sharded:
         sums = self._measure(options, hyper, Scale(norm_itself, "gradient") if twice else norms, gates)
         sums = self._completion.sum(sums)
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
-        totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
+        # in the order of `STATISTICS`
+        unused = torch.zeros_like(largest)
+        totals = torch.stack((unused, sums[:, 1].sum(), unused, largest, unused, sums[:, 2].sum()))
         gates, report = gates_of(options, self._plans, gates, totals, list(sums[:, 2].split(self._counts)))
         if options.balances:
             return list(map(Decision, balanced(self._plans, sums[:, 3].split(self._counts)), gates)), report
         if scale is None:
             return [Decision(gate=gate) for gate in gates], report
         scaled = self._scaled & self._stepped
-        clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
+        clip = (options.max_norm / (totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(largest)
         if twice:
             again = self._completion.sum(self._measure(options, hyper, norms, gates)[:, 3:])
             sums = torch.cat((sums[:, :3], again), dim=1)

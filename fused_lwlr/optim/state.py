@@ -20,7 +20,7 @@ STALE = ("step", EMA, RADIUS)
 
 def entry_names(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
     """Returns the names of the entries that a parameter of a group has, without step counts and radii."""
-    names = options.state_columns(group)
+    names = options.rule.columns(group)
     if options.has_master(param):
         names = (*names, MASTER)
     return names if group[EMA] is None else (*names, EMA)
@@ -38,7 +38,7 @@ def state_of(
         ValueError: an entry that does not fit the parameter.
     """
     entries = {name: _entry(options, label, param, name, state) for name in entry_names(options, group, param)}
-    columns = options.state_columns(group)
+    columns = options.rule.columns(group)
     first = _was_skipped(on_device, state) or all(state.get(name) is None for name in columns)
     if on_device and columns and first and not options.rule.counts_steps:
         # momentum begins now: steps without it do not count

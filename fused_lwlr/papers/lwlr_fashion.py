@@ -17,7 +17,7 @@ from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Report
 from fused_lwlr.papers.training import recipe_of, train
 
-MODELS = {"fashion-mnist": "vit6x64", "glyphs": "vit4x96"}
+MODELS = {"fashion-mnist": "vit6x64", "glyphs": "vit4x96p4"}
 QUICK = "vit1x16"
 GLYPHS = 16
 """Side of the images of glyphs in pixels."""

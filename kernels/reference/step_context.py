@@ -10,8 +10,11 @@ from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
 from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
 from fused_lwlr.kernels.step_arguments import (
+    NONFINITE,
     RETRACTION_STATISTICS,
+    SQ_SUM,
     STEP_STATISTICS,
+    WEIGHT_SQ_SUM,
     Factors,
     Gate,
     Retraction,
@@ -52,9 +55,9 @@ class StepContext:
         skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
         if gate.totals is not None:
             if gate.max_norm < math.inf:
-                self._clip = (gate.max_norm / (gate.totals[0].sqrt() + 1e-6)).clamp(max=1.0)
-            self._shrink = torch.where(gate.totals[2] > 0, gate.totals[2].rsqrt(), 1.0)
-            skip += [gate.totals[1] != 0] if gate.skip else []
+                self._clip = (gate.max_norm / (gate.totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0)
+            self._shrink = torch.where(gate.totals[WEIGHT_SQ_SUM] > 0, gate.totals[WEIGHT_SQ_SUM].rsqrt(), 1.0)
+            skip += [gate.totals[NONFINITE] != 0] if gate.skip else []
         self._skip: Tensor | None = torch.stack(skip).any() if skip else None
         self._retraction = scale.retraction if isinstance(scale, Scale) else None
         names = STEP_STATISTICS if self._retraction is None else RETRACTION_STATISTICS

@@ -80,6 +80,7 @@ ADAMW = Rule(
     name="adamw",
     states=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     numbers=numbers,
+    optional="amsgrad",
     update=update,
     scheduled=scheduled,
     coefficients=coefficients,

@@ -73,6 +73,7 @@ class Rule:
     Attributes:
         name: for messages.
         states: the names of the state columns.
+        optional: the option of a param group that switches the last state column on; None if all columns always exist.
         numbers: (options, bias_correction) -> the rule's own numbers, which its formulas read by their position.
             `options` are the options of a param group and a layer. `bias_correction` is the scaling's.
         update: (w, g, states, present, coefficients, options) -> direction and new states. `states` and `present` have
@@ -97,6 +98,7 @@ class Rule:
     states: tuple[str, ...]
     numbers: Callable[[Mapping[str, Any], bool], tuple[float, ...]]
     update: Callable[..., Any]
+    optional: str | None = None
     scheduled: Callable[[Sequence[float], Any], tuple[Any, Any]] = _no_coefficients
     coefficients: Callable[..., Any] = _no_coefficients
     reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
@@ -107,6 +109,10 @@ class Rule:
     corrects_bias: bool = False
     rescale_only: Hyper | None = None
     least_resident: int | None = None
+
+    def columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Returns the state columns that parameters have with these options of a param group."""
+        return self.states if self.optional is None or options.get(self.optional) else self.states[:-1]
 
 
 def cautious(d, w, weight_decay):  # type: ignore[no-untyped-def]

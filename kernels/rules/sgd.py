@@ -71,6 +71,7 @@ SGD = Rule(
     name="sgd",
     states=("momentum_buffer",),
     numbers=numbers,
+    optional="momentum",
     update=update,
     scheduled=scheduled,
     coefficients=coefficients,

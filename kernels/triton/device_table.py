@@ -1,6 +1,6 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -94,6 +94,8 @@ class DeviceTable:
         }
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the scratch tensors that replace tensors with other strides."""
+        self._copied: list[tuple[str, int, Tensor]] = []
+        """The column, number and scratch tensor of each of them that has an active row."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))
@@ -106,7 +108,7 @@ class DeviceTable:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it."""
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
-        for name, index, scratch in self._scratch_tensors():
+        for name, index, scratch in self._copied:
             scratch.copy_(real(table.columns[name][index]))
         if numbers is not None:
             self._hyper_row[:] = table.hyper_row
@@ -133,6 +135,12 @@ class DeviceTable:
             # a gradient that matches its parameter needs a scratch tensor if the parameter does
             plain = new.matching and not self._scratch["param"]
             self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
+            self._copied = [
+                (name, index, scratch)
+                for name, tensors in self._scratch.items()
+                for index, scratch in tensors.items()
+                if self._launched[index]
+            ]
             self._streams.clear()
         self._point("grad", new.addresses)
 
@@ -164,17 +172,10 @@ class DeviceTable:
         self._own_flags = np.where(stepped, layout.flags, layout.flags & ~SCALED.value)
         self.items.clear()
 
-    def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:
-        """Yields the column, number and scratch tensor of each tensor of an active row that has one."""
-        for name, tensors in self._scratch.items():
-            for index, scratch in tensors.items():
-                if self._launched[index]:
-                    yield name, index, scratch
-
     def finish(self) -> None:
         """Copies scratch tensors to the tensors they replace, and increments version counters."""
         increment_version(self._written)
-        for name, index, scratch in self._scratch_tensors():
+        for name, index, scratch in self._copied:
             if name != "grad":
                 real(self._columns[name][index]).copy_(scratch)
 

@@ -11,6 +11,7 @@ time. Counters are back at zero when a launch ends.
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.triton.layout import KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import (
     DOT_SUM,
@@ -26,10 +27,14 @@ from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, NUMEL, STEP_COUNT, entry, visit
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
+SQ_SUM, NONFINITE, WEIGHT_SQ_SUM = (
+    tl.constexpr(i) for i in (step_arguments.SQ_SUM, step_arguments.NONFINITE, step_arguments.WEIGHT_SQ_SUM)
+)
+
 
 @triton.jit
 def read_gate(
-    totals,  # float64 [3], see `Gate`; or None
+    totals,  # float64 [6], see `Gate`; or None
     max_norm,
     grad_scale,  # float32, or None
     found_inf,  # float32, or None
@@ -40,13 +45,13 @@ def read_gate(
     clip, shrink, skipped, unscale = 1.0, 1.0, False, 1.0
     if totals is not None:
         # as torch.nn.utils.clip_grad_norm_, which passes NaN on
-        clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
+        clip = (max_norm / (tl.sqrt(tl.load(totals + SQ_SUM)) + 1e-6)).to(tl.float32)
         clip = tl.where((clip > 1) | (max_norm == float("inf")), 1.0, clip)
     if RESCALE:
-        largest = tl.load(totals + 2)
+        largest = tl.load(totals + WEIGHT_SQ_SUM)
         shrink = tl.where(largest > 0, 1 / tl.sqrt(tl.where(largest > 0, largest, 1.0)), 1.0).to(tl.float32)
     if SKIP:
-        skipped = tl.load(totals + 1) != 0
+        skipped = tl.load(totals + NONFINITE) != 0
     if found_inf is not None:
         overflowed = tl.load(found_inf) != 0
         skipped = (skipped | overflowed) if SKIP else overflowed
@@ -141,7 +146,7 @@ def queue_kernel(
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused if the target is the direction
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
     statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
-    totals,  # float64 [3], see `Gate`; or None
+    totals,  # float64 [6], see `Gate`; or None
     max_norm,  # see `Gate`
     grad_scale,  # float32, see `Gate`; or None
     found_inf,  # float32, see `Gate`; or None

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr import calibrate, gradinit_, metainit_
 from fused_lwlr.methods.elr import scale_invariant
-from fused_lwlr.model import loss_of
+from fused_lwlr.methods.model import loss_of
 
 VOCABULARY, WIDTH = 11, 6
 

@@ -74,6 +74,13 @@ def test_a_vit_of_another_depth_and_width(image_size, patch):
     assert model(torch.randn(2, 1, image_size, image_size)).shape == (2, 10)
 
 
+def test_a_vit_with_patches_of_a_given_side():
+    model = build("vit4x96p4", image_size=16, channels=1, classes=34)
+    assert (len(model.blocks), model.patch_embed.weight.shape) == (4, (96, 1, 4, 4))
+    assert model.pos_embed.shape == (1, 17, 96)
+    assert model(torch.randn(2, 1, 16, 16)).shape == (2, 34)
+
+
 def test_the_vit_sees_all_of_the_image_and_its_order():
     model = build("vit", image_size=8, channels=1, classes=10).eval()
     image = torch.randn(1, 1, 8, 8)
@@ -93,6 +100,8 @@ def test_the_vit_sees_all_of_the_image_and_its_order():
         ),
         ("resnet", 3, "below 4"),
         ("vit", 11, "image size 11 has no divisor"),
+        ("vit4x96p5", 16, "image size 16 is not a multiple of 5"),
+        ("vit4x96p0", 16, "image size 16 is not a multiple of 0"),
         ("vit6x60", 28, "width 60: the width must be a multiple of 16"),
     ],
 )

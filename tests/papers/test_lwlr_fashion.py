@@ -59,7 +59,7 @@ def test_there_is_no_rate_beyond_the_last():
     ("study", "common"),
     [
         (STUDY, ("sgd", "fashion-mnist", "vit6x64", None, "basic", 375)),
-        (GLYPHS, ("sgd", "glyphs", "vit4x96", 16, "none", 20.0)),
+        (GLYPHS, ("sgd", "glyphs", "vit4x96p4", 16, "none", 20.0)),
     ],
 )
 def test_what_each_arm_trains(study, common, monkeypatch):

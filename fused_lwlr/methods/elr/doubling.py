@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fused_lwlr.layers import Layer
-from fused_lwlr.model import as_it_was, loss_of, tensors_in
+from fused_lwlr.methods.model import as_it_was, loss_of, tensors_in
 
 # Doubling is exact in floating point, so outputs that should not change mostly have the same bits. Gradients
 # get more room: kernels of the backward pass may add in any order, and halves of small float16 numbers round.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer, layers_of, split_name
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined
-from fused_lwlr.model import as_it_was, check_batch, loss_of, part_of, samples
+from fused_lwlr.methods.model import as_it_was, check_batch, loss_of, part_of, samples
 from fused_lwlr.ops import Backend
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard

@@ -15,7 +15,7 @@ from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, joi
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
 from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, floors, require
-from fused_lwlr.model import shown
+from fused_lwlr.methods.model import shown
 from fused_lwlr.scaling.base import Scaling, Selector, everything
 
 Target = Literal["sgd", "adam"]

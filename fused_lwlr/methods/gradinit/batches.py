@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.model import part_of, samples
+from fused_lwlr.methods.model import part_of, samples
 
 
 class PassEndedError(Exception):

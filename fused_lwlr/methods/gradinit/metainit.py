@@ -17,7 +17,7 @@ from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
 from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, floors, require
-from fused_lwlr.model import shown
+from fused_lwlr.methods.model import shown
 
 Rule = Literal["signsgd", "adam"]
 LR: dict[Rule, float] = {"signsgd": 0.1, "adam": 0.01}

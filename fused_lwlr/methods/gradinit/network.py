@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.methods.model import as_it_was, loss_of
 from fused_lwlr.shards import is_distributed
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
-from fused_lwlr.model import as_it_was, loss_of, shown
+from fused_lwlr.methods.model import as_it_was, loss_of, shown
 from fused_lwlr.ops import Backend
 from fused_lwlr.patterns import find
 from fused_lwlr.statistics import StatisticsPass

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.model import loss_of, tensors_in
+from fused_lwlr.methods.model import loss_of, tensors_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -34,7 +34,6 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
     """
 
     rule = kernels.ADAMW
-    optional_state = "amsgrad"
 
     def __init__(
         self,

@@ -45,7 +45,6 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     """
 
     rule = kernels.SGD
-    optional_state = "momentum"
 
     def __init__(
         self,
