@@ -10,7 +10,7 @@ from fused_lwlr.command.train import take_fields
 
 FIELDS = (
     "model", "model_args", "data", "image_size", "context", "vocabulary", "tokenizer", "batch_size", "seed", "workers",
-    "device", "backend",
+    "device", "backend", "rates_exclude",
 )  # fmt: skip
 
 
@@ -28,21 +28,14 @@ def calibrate(
             "--init/--no-init", help="Measure at weights drawn as the paper does, or at those the model comes with."
         ),
     ] = True,
-    rates_exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Names of layers, or patterns with * and ?, that get η = 1 and do not count; may be repeated. none "
-            "leaves no layer out, as in the LWLR paper.",
-            metavar="PATTERN",
-            show_default="class token and position embedding, if they start at zero",
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="JSON file for the result; train --rates takes it.", metavar="FILE")] = Path(
-        "rates.json"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="JSON file for the result; train --rates takes it.", metavar="FILE", dir_okay=False)
+    ] = Path("rates.json"),
     plot: Annotated[
         Path | None,
-        typer.Option(help="Also draw the multipliers against depth to this PNG, PDF or SVG file.", metavar="FILE"),
+        typer.Option(
+            help="Also draw the multipliers against depth to this PNG, PDF or SVG file.", metavar="FILE", dir_okay=False
+        ),
     ] = None,
     **fields: Any,
 ) -> None:
@@ -57,8 +50,6 @@ def calibrate(
 
       fused-lwlr calibrate --model timm:resnet50 --data photos/ --steps 4
     """
-    for path in (out, plot):
-        _check_file(path)
     if plot is not None:
         importlib.import_module("matplotlib")
     from torch.nn.functional import cross_entropy
@@ -66,14 +57,13 @@ def calibrate(
     import fused_lwlr
     from fused_lwlr.data import next_tokens
     from fused_lwlr.data.minibatches import minibatches
-    from fused_lwlr.training.fields import patterns
     from fused_lwlr.training.prepare import excluded
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
     from fused_lwlr.training.setup import load_data, new_model
 
     given = {name: value for name, value in fields.items() if value is not None and value != []}
-    recipe = resolve(None, {**given, "init": "model", "rates": "single"})
+    recipe = resolve(None, {**given, "init": "model", "rates": "layerwise"})
     world = World(0, 1, pick_device(recipe.device))
     source = load_data(recipe)
     batches = minibatches(
@@ -82,14 +72,13 @@ def calibrate(
     network = new_model(recipe, classes=len(source.classes), **source.sizes)
     if draw:
         fused_lwlr.lwlr_init_(network)
-    left_out = excluded(None if not rates_exclude else patterns(rates_exclude), network, recipe.model)
     rates = fused_lwlr.calibrate(
         network.to(world.device),
         batches,
         lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets), ignore_index=-1),
         steps=steps,
         init=False,
-        exclude=left_out,
+        exclude=excluded(recipe.rates_exclude, network, recipe.model),
         progress=True,
         backend=recipe.backend,
     )
@@ -101,12 +90,6 @@ def calibrate(
         plot.parent.mkdir(parents=True, exist_ok=True)
         rates.plot(plot, title=what)
     typer.echo(f"{what}. Wrote {f'{out} and {plot}' if plot is not None else out}.")
-
-
-def _check_file(path: Path | None) -> None:
-    """Raises ValueError for a path that no file can be written to, before hours are spent."""
-    if path is not None and (path.is_dir() or not path.name):
-        raise ValueError(f"{path} is a folder: give the name of a file in it, such as {path / 'rates.json'}")
 
 
 take_fields(calibrate, *FIELDS, first=True)

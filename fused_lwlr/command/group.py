@@ -1,6 +1,5 @@
 """The group of commands: help that fits a narrow terminal, and errors as one line in terms of the command line."""
 
-import difflib
 import errno
 import functools
 import importlib
@@ -83,8 +82,9 @@ class Group(TyperGroup):
     other error is a bug, and keeps its traceback.
     """
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+    def __init__(self, **options: Any) -> None:
+        # typer lists and suggests these names; `get_command` imports the commands
+        super().__init__(**options | {"commands": dict.fromkeys(COMMANDS)})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return command(cmd_name) if cmd_name in COMMANDS else None
@@ -136,18 +136,10 @@ class Group(TyperGroup):
             return self._in_options(str(error)), 1
         raise error
 
-    def _options(self) -> dict[str, tuple[str, list[str]]]:
-        """Parameters of all commands: their spelling on the command line, and the commands that have them."""
-        found: dict[str, tuple[str, list[str]]] = {}
-        for name in COMMANDS:
-            for param in command(name).params:
-                if param.opts[0].startswith("--"):
-                    found.setdefault(str(param.name), (param.opts[0], []))[1].append(name)
-        return found
-
     def _in_options(self, message: str) -> str:
         """A message of the library with command-line spelling: --batch-size 0 instead of batch_size=0."""
-        options = {name: typed for name, (typed, _) in self._options().items()}
+        params = [param for name in COMMANDS for param in command(name).params]
+        options = {param.name: param.opts[0] for param in params if param.opts[0].startswith("--")}
         names = "|".join(sorted(options, key=len, reverse=True))
         spaced = "|".join(name for name in options if "_" in name)
         message = re.sub(
@@ -157,25 +149,13 @@ class Group(TyperGroup):
         # the line for a field; a message may begin with a path that has the name of an option
         return re.sub(rf"(\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
-    def _usage(self, error: Any, words: Sequence[str]) -> str:
-        typed = getattr(error, "option_name", None)
-        message = str(error.format_message()).rstrip(".")
-        if typed is None or "No such option" not in message:
-            option = next((opt for opt in getattr(getattr(error, "param", None), "opts", ()) if opt in words), None)
-            if option is not None and isinstance(error, typer.BadParameter):
-                value = next(iter(words[words.index(option) + 1 :]), "")
-                return f"{option} {value}: {error.message.removeprefix('Value error, ').rstrip('.')}"
-            unknown = re.search(r"No such command '(.*)'", message)
-            close = difflib.get_close_matches(unknown[1], COMMANDS, n=1) if unknown else []
-            return f"there is no command {unknown[1]}: did you mean {close[0]}?" if unknown and close else message
-        own = [opt for param in error.ctx.command.params for opt in param.opts]
-        elsewhere = next((names for opt, names in self._options().values() if opt == typed), [])
-        if OTHER_WORDS.get(typed) in own:
-            hint = f"did you mean {OTHER_WORDS[typed]}?"
-        elif elsewhere:
-            hint = f"it is one of fused-lwlr {' and '.join(elsewhere)}"
-        elif error.possibilities:
-            hint = f"did you mean {error.possibilities[0]}?"
-        else:
-            hint = f"{error.ctx.command_path} --help lists them"
-        return f"there is no option {typed}: {hint}"
+    def _usage(self, error: Any, typed: Sequence[str]) -> str:
+        """The parser's message, with the value that it refuses, or the name that the option has here."""
+        option = next((opt for opt in getattr(getattr(error, "param", None), "opts", ()) if opt in typed), None)
+        if option is not None and isinstance(error, typer.BadParameter):
+            value = next(iter(typed[typed.index(option) + 1 :]), "")
+            return f"{option} {value}: {error.message.rstrip('.')}"
+        here = OTHER_WORDS.get(getattr(error, "option_name", ""))
+        if here is not None and any(here in param.opts for param in error.ctx.command.params):
+            return f"{error.message}. Did you mean {here}?"
+        return str(error.format_message()).rstrip(".")

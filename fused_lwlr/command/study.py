@@ -1,6 +1,7 @@
 """The commands `fused-lwlr study` and `fused-lwlr demo`, which is one of the studies."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,34 +9,13 @@ import typer
 
 from fused_lwlr.papers.studies import STUDIES
 
+_count = partial(typer.Option, min=1, metavar="N", show_default="what the study has")
 Seeds = Annotated[
-    int | None,
-    typer.Option(
-        help="Seeds 0, 1, ...; with more of them the same command runs only the new ones.",
-        min=1,
-        metavar="N",
-        show_default="what the study has",
-    ),
+    int | None, _count(help="Seeds 0, 1, ...; with more of them the same command runs only the new ones.")
 ]
-Epochs = Annotated[
-    int | None,
-    typer.Option(help="Passes over the data.", min=1, metavar="N", show_default="what the study has"),
-]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        help="Steps of a training, in studies that count them.", min=1, metavar="N", show_default="what the study has"
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        help="Trainings at a time.",
-        min=1,
-        metavar="N",
-        show_default="number of cores; 1 on a GPU",
-    ),
-]
+Epochs = Annotated[int | None, _count(help="Passes over the data.")]
+Steps = Annotated[int | None, _count(help="Steps of a training, in studies that count them.")]
+Jobs = Annotated[int | None, _count(help="Trainings at a time.", show_default="number of cores; 1 on a GPU")]
 Device = Annotated[
     str,
     typer.Option(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -19,20 +19,20 @@ VALIDATION = ("val", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Listing:
-    """Paths of images for training and for testing, a list for each of the classes, which are sorted by name.
+class Listing(Generic[T]):
+    """Images for training and for testing, a list for each of the classes, which are sorted by name.
 
     Attributes:
         tested: the source of the images for testing.
     """
 
     classes: tuple[str, ...]
-    train: list[list[str]]
-    test: list[list[str]]
+    train: list[list[T]]
+    test: list[list[T]]
     tested: str
 
 
-def scan(path: Path) -> Listing:
+def scan(path: Path) -> Listing[str]:
     """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with such sub-folders.
 
     `validation/` or `test/` may replace `val/`; `val/` is preferred to `test/`. Without any of them
@@ -58,27 +58,27 @@ def scan(path: Path) -> Listing:
         )
     val = _validation(path) if root != path else None
     if val is None:
-        train, test = every_fifth(_images(root, classes))
-        if not any(test):
-            raise ValueError(
-                f"{root} has no class of five images, so no image is left for testing: add images, or train/ and val/"
-            )
-        return Listing(tuple(classes), train, test, f"every fifth image of each class in {root}")
+        return every_fifth(tuple(classes), _images(root, classes), str(root), "train/ and val/")
     theirs = set(_folders(val))
     if not theirs:
         raise ValueError(f"{val} has no sub-folders: sort its images into folders of their classes, named as in {root}")
-    if extra := sorted(theirs - set(classes)):
-        raise ValueError(f"{val} has classes that {root} has not: {_some(extra)}; remove them, or add images to train")
-    if missing := sorted(set(classes) - theirs):
-        raise ValueError(
-            f"{val} lacks classes that {root} has: {_some(missing)}; add images of them, or leave them out"
-        )
+    if other := sorted(theirs ^ set(classes)):
+        raise ValueError(f"{root} and {val} have other classes: {_some(other)}; both need images of all classes")
     return Listing(tuple(classes), _images(root, classes), _images(val, classes), str(val))
 
 
-def every_fifth(classes: list[list[T]]) -> tuple[list[list[T]], list[list[T]]]:
-    """The images of each class to train on, and every fifth one to test on."""
-    return [[f for i, f in enumerate(of) if i % 5 != 4] for of in classes], [of[4::5] for of in classes]
+def every_fifth(names: tuple[str, ...], classes: list[list[T]], where: str, instead: str) -> Listing[T]:
+    """Every fifth image of each class for testing, and the others for training.
+
+    Raises:
+        ValueError: no class has five images; the message says where, and what to add instead.
+    """
+    train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in classes], [of[4::5] for of in classes]
+    if not any(test):
+        raise ValueError(
+            f"{where} has no class of five images, so no image is left for testing: add images, or {instead}"
+        )
+    return Listing(names, train, test, f"every fifth image of each class in {where}")
 
 
 def _validation(path: Path) -> Path | None:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fused_lwlr.data.idx import Images, pixel_statistics
+from fused_lwlr.data.idx import Labeled, splits_of
 from fused_lwlr.data.sources import Splits
 
 GLYPHS = "glyphs"
@@ -36,10 +35,7 @@ def open_glyphs(image_size: int | None) -> Splits:
     side = 16 if image_size is None else image_size
     if side < 8:
         raise ValueError(f"image_size={side} is too small for {GLYPHS}: give 8 or more")
-    train, test = drawn(side)
-    statistics = pixel_statistics(train[0])
-    plain, held = (Images(*part, statistics, side, augmented=False) for part in (train, test))
-    return Splits(GLYPHS, plain, held, tuple(CHARACTERS), channels=1, image_size=side, plain=plain)
+    return splits_of(GLYPHS, *drawn(side), tuple(CHARACTERS), side)
 
 
 def fonts() -> list[Path]:
@@ -61,8 +57,8 @@ def fonts() -> list[Path]:
 
 
 @functools.lru_cache(maxsize=1)
-def drawn(side: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Pixels (images, 1, side, side), uint8, and classes, for training and for testing."""
+def drawn(side: int) -> tuple[Labeled, Labeled]:
+    """Images for training and for testing."""
     every = fonts()
     if len(every) < FEWEST:
         raise ValueError(

@@ -32,9 +32,8 @@ def open_documents(source: str) -> list[Any]:
         elif Path(name).is_dir():
             found = datasets.load_dataset(name)
         else:
-            owner, _, rest = name.partition("/")
-            title, _, config = rest.partition("/")
-            found = datasets.load_dataset(f"{owner}/{title}".rstrip("/"), config or None)
+            owner, *title = name.rstrip("/").split("/", 2)
+            found = datasets.load_dataset("/".join([owner, *title[:1]]), *title[1:])
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise FileNotFoundError(

@@ -31,6 +31,8 @@ CLASSES = (
 AUGMENTATIONS = ("none", "basic")
 DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 """The element types of the format by their code; all are big-endian."""
+Labeled = tuple[Tensor, Tensor]
+"""Pixels (images, 1, side, side), uint8, and classes, int64."""
 
 
 class Images(Tensors):
@@ -102,14 +104,19 @@ def open_idx(source: str, image_size: int | None, augmentation: str) -> Splits:
         raise ValueError(
             f"augmentation={augmentation!r} is for photographs: data={source} takes {' or '.join(AUGMENTATIONS)}"
         )
-    train, test, statistics = _read(_folder(source))
-    side = train[0].shape[-1]
-    size = image_size or side
-    count = int(train[1].max()) + 1
-    classes = CLASSES if source == FASHION else tuple(map(str, range(count)))
+    train, test = _read(_folder(source))
+    classes = CLASSES if source == FASHION else tuple(map(str, range(int(train[1].max()) + 1)))
+    return splits_of(source, train, test, classes, image_size or train[0].shape[-1], augmented=augmentation == "basic")
+
+
+def splits_of(
+    name: str, train: Labeled, test: Labeled, classes: tuple[str, ...], size: int, *, augmented: bool = False
+) -> Splits:
+    """The data set of images in memory, normalized by mean and deviation of those for training."""
+    statistics = pixel_statistics(train[0])
     plain, held = (Images(*part, statistics, size, augmented=False) for part in (train, test))
-    shifted = Images(*train, statistics, size, augmented=True) if augmentation == "basic" else plain
-    return Splits(source, shifted, held, classes, channels=1, image_size=size, plain=plain)
+    shifted = Images(*train, statistics, size, augmented=True) if augmented else plain
+    return Splits(name, shifted, held, classes, channels=1, image_size=size, plain=plain)
 
 
 def _folder(source: str) -> Path:
@@ -128,8 +135,8 @@ def _folder(source: str) -> Path:
 
 
 @functools.lru_cache(maxsize=1)
-def _read(folder: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images and labels for training and for testing; mean and standard deviation of the pixels for training."""
+def _read(folder: Path) -> tuple[Labeled, Labeled]:
+    """Images and labels for training and for testing."""
     parts = []
     for names in (("train",), ("t10k", "test")):
         pixels, labels = (_array(_file(folder, [f"{name}-{kind}" for name in names])) for kind in ("images", "labels"))
@@ -147,7 +154,7 @@ def _read(folder: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], t
     train, test = parts
     if test[0].shape[1:] != train[0].shape[1:] or test[1].max() > train[1].max():
         raise ValueError(f"data={PREFIX}{folder}: images for testing have other sizes or classes than for training")
-    return train, test, pixel_statistics(train[0])
+    return train, test
 
 
 def pixel_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,15 +187,13 @@ def _array(path: Path) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, code, dimensions = struct.unpack(">HBB", content[:4])
-        shape = struct.unpack(f">{dimensions}I", content[4 : 4 + 4 * dimensions])
+        start = 4 + 4 * dimensions
+        shape = struct.unpack(f">{dimensions}I", content[4:start])
         dtype = np.dtype(DTYPES[code])
-    except (EOFError, KeyError, OSError, struct.error, zlib.error) as error:
+        size = start + math.prod(shape) * dtype.itemsize
+        if zero or len(content) != size:
+            raise ValueError(f"{len(content)} bytes instead of {size}")
+    except (EOFError, KeyError, OSError, ValueError, struct.error, zlib.error) as error:
         raise ValueError(f"{path} is not in the IDX format, or is damaged ({error}): fetch it again") from error
-    start, size = 4 + 4 * dimensions, math.prod(shape) * dtype.itemsize
-    if zero or len(content) != start + size:
-        raise ValueError(
-            f"{path} is not in the IDX format, or is damaged ({len(content)} bytes instead of {start + size}): "
-            "fetch it again"
-        )
     found: np.ndarray = np.frombuffer(content, dtype, offset=start).reshape(shape)
     return found.astype(dtype.newbyteorder("="))

@@ -105,7 +105,7 @@ def encoded(pairs: Lines, vocabulary: str, tokenizer: str | None) -> tuple[Sente
         ids, classes = [found.encode(side) for side in sides], found.classes
     elif vocabulary == "characters":
         every = [line for side in sides for line in side]
-        numbers, classes = characters(lambda: iter(every))
+        numbers, classes = characters("".join(every))
         cuts = np.split(numbers, np.cumsum([len(line) for line in every])[:-1])
         ids = [iter(cuts[: len(pairs)]), iter(cuts[len(pairs) :])]
     else:

@@ -1,12 +1,11 @@
 """Data sets by name or by path, ready to be loaded."""
 
+import inspect
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fused_lwlr.data.augment import training_transform, validation_transform
-from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
@@ -30,8 +29,8 @@ def open_data(
     interpolation: str = "bicubic",
     crop_pct: float = 0.875,
     test_size: int | None = None,
-    mean: tuple[float, ...] = tuple(RGB_MEAN.tolist()),
-    std: tuple[float, ...] = tuple(RGB_STD.tolist()),
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406),
+    std: tuple[float, ...] = (0.229, 0.224, 0.225),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
     """A data set of images by its name or path; the help of `fused-lwlr train` describes options of the same names.
@@ -56,21 +55,23 @@ def open_data(
         ValueError: its contents are incomplete, or an option has no effect on them.
         ImportError: an augmentation is given and timm cannot be imported.
     """
-    of_crops: dict[str, tuple[Any, Any]] = {
-        "random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0), "crop_scale": (crop_scale, 0.08)
+    photographs = {
+        "random_erasing": random_erasing, "color_jitter": color_jitter, "crop_scale": crop_scale,
+        "interpolation": interpolation, "crop_pct": crop_pct, "mean": tuple(mean), "std": tuple(std),
     }  # fmt: skip
-    for name, (value, default) in of_crops.items():
-        if value != default and augmentation == "none":
-            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
+    changed = {name: value for name, value in photographs.items() if value != DEFAULTS[name]}
+    for name in ("random_erasing", "color_jitter", "crop_scale"):
+        if name in changed and augmentation == "none":
+            raise ValueError(f"{name}={changed[name]} needs augmentation='basic' or another, since it is part of these")
     if color_jitter and augmentation not in ("none", "basic", "three"):
         raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
     if val_data is not None and not str(source).endswith(".tar"):
         raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
     if str(source) in ("digits", GLYPHS) or is_idx(str(source)):
-        photographs = of_crops | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
-        photographs["mean"] = torch.tensor(mean).tolist(), RGB_MEAN.tolist()
-        photographs["std"] = torch.tensor(std).tolist(), RGB_STD.tolist()
-        return _in_memory(str(source), image_size, augmentation, test_size, photographs)
+        if changed:
+            name, value = next(iter(changed.items()))
+            raise ValueError(f"{name}={value} is for photographs: leave it out with data={source}")
+        return _in_memory(str(source), image_size, augmentation, test_size)
     if image_size is None:
         raise ValueError("image_size=None is for the digits and IDX files: give the side of the images in pixels")
     name, classes, train, val, tested = _pictures(source, image_size, val_data, synthetic)
@@ -97,6 +98,9 @@ def open_data(
     )
 
 
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(open_data).parameters.items()}
+
+
 def _pictures(
     source: str | Path, image_size: int, val_data: str | None, synthetic: tuple[int, int, int]
 ) -> tuple[str, tuple[str, ...], Files | Noise, Files | Noise, str]:
@@ -107,24 +111,14 @@ def _pictures(
         train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
         return "synthetic (random images and labels)", classes, train, val, ""
     if name.endswith(".tar"):
-        classes, *members = scan_shards(name, val_data)
-        first, second = map(Members, members)
-        return name, classes, first, second, val_data or f"every fifth image of each class in {source}"
+        members = scan_shards(name, val_data)
+        return name, members.classes, Members(members.train), Members(members.test), members.tested
     found = scan(Path(source))
     return name, found.classes, Files(found.train), Files(found.test), found.tested
 
 
-def _in_memory(
-    source: str,
-    image_size: int | None,
-    augmentation: str,
-    test_size: int | None,
-    photographs: dict[str, tuple[Any, Any]],
-) -> Splits:
-    """The digits, glyphs, or IDX files; `photographs` has value and default of the options that do not act on them."""
-    for name, (value, default) in photographs.items():
-        if value != default:
-            raise ValueError(f"{name}={value} is for photographs: leave it out with data={source}")
+def _in_memory(source: str, image_size: int | None, augmentation: str, test_size: int | None) -> Splits:
+    """The digits, glyphs, or IDX files."""
     if source in ("digits", GLYPHS) and augmentation != "none":
         raise ValueError(f"augmentation={augmentation!r} is for photographs: the {source} take augmentation='none'")
     if source == "digits":

@@ -1,7 +1,7 @@
 """Batches from a loader of another library: DALI, FFCV, WebDataset, or your own loader."""
 
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -88,16 +88,13 @@ def imported(name: str) -> Callable[..., Any]:
     Raises:
         ValueError: the function does not exist, or the module cannot be imported.
     """
-    module, colon, function = name.partition(":")
-    if not colon or not module or not function.isidentifier():
-        raise ValueError(f"--loader {name} is not of the form module:function: give for example --loader my_data:open")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
-        raise ValueError(f"--loader {name} cannot be imported: {error}") from error
+        found = pkgutil.resolve_name(name)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise ValueError(f"--loader {name} cannot be imported ({error}): give module:function") from error
     if not callable(found):
-        raise ValueError(f"--loader {name}: {module} has no function {function}")
+        raise ValueError(f"--loader {name} is not a function: give module:function")
     result: Callable[..., Any] = found
     return result

@@ -11,7 +11,7 @@ import numpy as np
 
 from fused_lwlr.data.decode import open_rgb
 from fused_lwlr.data.fingerprint import digest
-from fused_lwlr.data.folder import EXTENSIONS, every_fifth
+from fused_lwlr.data.folder import EXTENSIONS, Listing, every_fifth
 from fused_lwlr.data.sources import Files
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -55,8 +55,8 @@ class Members(Files):
         return digest(self.names, self.ends, self.targets, self.places)
 
 
-def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[list[Member]], list[list[Member]]]:
-    """The classes, whose names are their numbers, and for each the images to train and to test.
+def scan_shards(data: str, val_data: str | None) -> Listing[Member]:
+    """The images of tar files; the names of the classes are their numbers.
 
     The headers of all members are read, and no image. Images come in the order of shards and names.
 
@@ -68,19 +68,16 @@ def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[
         FileNotFoundError: one of the files does not exist.
         ValueError: a file is no tar file, an image has no class, or fewer than two classes have both kinds of images.
     """
-    found = _by_class(data)
-    if val_data is None:
-        train, test = every_fifth(found)
-        if not any(test):
-            raise ValueError(f"{data} has no class of five images, so no image is left for testing: give val_data")
-    else:
-        train, test = found, _by_class(val_data)
-        if len(test) > len(train):
-            raise ValueError(f"{val_data} has class {len(test) - 1}, but {data} only classes up to {len(train) - 1}")
-        test += [[] for _ in train[len(test) :]]
+    train = _by_class(data)
     if len(train) < 2:
         raise ValueError(f"{data} has images of {len(train)} class(es): two at least are needed")
-    return tuple(map(str, range(len(train)))), train, test
+    names = tuple(map(str, range(len(train))))
+    if val_data is None:
+        return every_fifth(names, train, data, "val_data")
+    test = _by_class(val_data)
+    if len(test) > len(train):
+        raise ValueError(f"{val_data} has class {len(test) - 1}, but {data} only classes up to {len(train) - 1}")
+    return Listing(names, train, test + [[] for _ in train[len(test) :]], val_data)
 
 
 def expand(pattern: str) -> list[str]:

@@ -2,9 +2,8 @@
 
 import hashlib
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,28 +25,21 @@ VOCABULARIES = ("bytes", "characters")
 
 @dataclass(frozen=True)
 class Text(DataSet):
-    """A text, cut into sequences of `context` tokens; `classes` are the names of its tokens."""
+    """A text, cut into sequences of `context` tokens; `classes` are the names of its tokens.
+
+    Its examples may also be "pairs" of a source and a target, of at most `context` tokens each. Then only tokens of
+    targets are counted.
+    """
 
     context: int
+    example: str = "sequences"
 
-    example: ClassVar[str] = "sequences"
     unit: ClassVar[str] = "tokens"
 
     @property
     def sizes(self) -> dict[str, Any]:
         """Sizes that a model must fit."""
-        return {"context": self.context}
-
-
-@dataclass(frozen=True)
-class Pairs(Text):
-    """Pairs of a source and a target, of at most `context` tokens each. Only tokens of targets are counted."""
-
-    example: ClassVar[str] = "pairs"
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        return {"context": self.context, "pairs": True}
+        return {"context": self.context, "pairs": self.example == "pairs"}
 
 
 def open_text(
@@ -88,7 +80,7 @@ def open_text(
         train, val, classes = open_pairs(
             source, context=context, vocabulary=vocabulary, tokenizer=tokenizer, val_data=val_data, share=VALIDATION
         )
-        return Pairs(source, train, val, classes, context)
+        return Text(source, train, val, classes, context, "pairs")
     name, parts, classes = _tokens(source, vocabulary, tokenizer)
     if len(parts) == 1:
         [tokens], cut = parts, len(parts[0]) - int(VALIDATION * len(parts[0]))
@@ -109,25 +101,25 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
     """The name of a text, its tokens, separate validation tokens if they exist, and the names of the tokens."""
     name = source
     # documents, and a key that differs if they differ
-    parts: list[tuple[Callable[[], Iterator[str]], str]]
+    parts: list[tuple[Iterable[str], str]]
     if source.startswith(HUB):
         if tokenizer is None:
             raise ValueError(f"data={source} needs a tokenizer: tokenizer=NAME or FILE")
-        parts = [(partial(texts, split), split._fingerprint) for split in open_documents(source)]
+        parts = [(texts(split), split._fingerprint) for split in open_documents(source)]
     elif source == PYTHON_DOCS:
         name, text = f"{PYTHON_DOCS} of Python {platform.python_version()}", _python_docs()
         raw: Tokens = np.frombuffer(text.encode(), np.uint8)
-        parts = [(lambda: iter([text]), hashlib.sha256(text.encode()).hexdigest())]
+        parts = [([text], hashlib.sha256(text.encode()).hexdigest())]
     else:
         paths = _paths(Path(source.removeprefix(FILES)))
         raw = MappedFiles(paths)
         key = "\n".join(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
-        parts = [(partial(_decoded, paths), key)]
+        parts = [(_decoded(paths), key)]
     if tokenizer is not None:
         found = Tokenizer(tokenizer)
-        return name, [found.to_file(documents(), key) for documents, key in parts], found.classes
+        return name, [found.to_file(documents, key) for documents, key in parts], found.classes
     if vocabulary == "characters":
-        tokens, classes = characters(parts[0][0])
+        tokens, classes = characters("".join(parts[0][0]))
         return name, [tokens], classes
     return name, [raw], BYTES
 

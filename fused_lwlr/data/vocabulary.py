@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,24 +21,13 @@ BYTES = tuple(repr(bytes([number])) for number in range(256))
 """Names of byte tokens."""
 
 
-def characters(chunks: Callable[[], Iterator[str]]) -> tuple[Array, tuple[str, ...]]:
-    """The characters of a text as numbers, and their names; the first of two passes finds the distinct characters."""
-    count, present = 0, np.zeros(CODE_POINTS, bool)
-    for chunk in chunks():
-        count += len(chunk)
-        present[_codes(chunk)] = True
-    found = np.flatnonzero(present)
-    number = np.zeros(CODE_POINTS, np.min_scalar_type(max(len(found) - 1, 0)))
-    number[found] = np.arange(len(found))
-    ids, at = np.empty(count, number.dtype), 0
-    for chunk in chunks():
-        ids[at : at + len(chunk)] = number[_codes(chunk)]
-        at += len(chunk)
-    return ids, tuple(map(chr, found.tolist()))
-
-
-def _codes(text: str) -> Array:
-    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+def characters(text: str) -> tuple[Array, tuple[str, ...]]:
+    """The characters of a text as numbers, and their names."""
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    present = np.zeros(CODE_POINTS, bool)
+    present[codes] = True
+    number = np.cumsum(present) - 1
+    return number.astype(np.min_scalar_type(number[-1]))[codes], tuple(map(chr, np.flatnonzero(present).tolist()))
 
 
 class Tokenizer:

@@ -1,9 +1,63 @@
 """Attention and blocks of Transformers, with normalization before their branches or after their sums."""
 
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The arguments that models of text have in common.
+
+    Attributes:
+        width, heads: of the embeddings, and the number of attention heads, which divides it.
+        hidden: width between the layers of the perceptron; four times the width by default.
+        tied: the head has the weight of the token embedding.
+        fused: query, key and value are one projection.
+        layernorm: "usual", or "every": a normalization after each layer of the perceptron, before its activation, and
+            after the attention's layer as well (Spreads in Effective Learning Rates, Appendix C).
+        dropout: dropout of each branch, in training.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+
+    width: int = 64
+    heads: int = 4
+    hidden: int | None = None
+    tied: bool = False
+    fused: bool = True
+    layernorm: str = "usual"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.layernorm not in ("usual", "every"):
+            raise ValueError(f"layernorm={self.layernorm} is unknown: choose from usual, every")
+        if min(self.width, self.heads, self.inner) < 1 or self.width % self.heads:
+            raise ValueError(
+                f"width={self.width}, heads={self.heads}, hidden={self.inner}: all must be 1 or more, and heads divide "
+                "the width"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+    @property
+    def inner(self) -> int:
+        """The width between the layers of the perceptron."""
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    def norm(self, width: int) -> nn.Module:
+        """A normalization that only `layernorm="every"` has."""
+        return nn.LayerNorm(width) if self.layernorm == "every" else nn.Identity()
+
+    def head(self, embedding: nn.Embedding) -> nn.Linear:
+        """The layer that gives logits; a tied embedding is drawn again, so that they begin with a variance of one."""
+        head = nn.Linear(self.width, embedding.num_embeddings, bias=False)
+        if self.tied:
+            head.weight = embedding.weight
+            nn.init.normal_(embedding.weight, std=self.width**-0.5)
+        return head
 
 
 class Attention(nn.Module):
@@ -11,19 +65,19 @@ class Attention(nn.Module):
 
     Args:
         fused: query, key and value are one projection; not with `memory`.
-        every: the output is normalized.
         causal: no token attends to later tokens.
     """
 
-    def __init__(self, width: int, heads: int, *, fused: bool, every: bool, causal: bool = True) -> None:
+    def __init__(self, arguments: Arguments, *, fused: bool, causal: bool) -> None:
         super().__init__()
-        self.heads, self.fused, self.causal = heads, fused, causal
+        width = arguments.width
+        self.heads, self.fused, self.causal = arguments.heads, fused, causal
         if fused:
             self.qkv = nn.Linear(width, 3 * width)
         else:
             self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.proj = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width) if every else nn.Identity()
+        self.norm = arguments.norm(width)
 
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         if self.fused:
@@ -43,20 +97,18 @@ class Block(nn.Module):
     x + branch(norm(x)), and GELU.
     """
 
-    def __init__(
-        self, width: int, heads: int, hidden: int, *, post: bool, fused: bool, every: bool, dropout: float,
-        causal: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, arguments: Arguments, *, post: bool, causal: bool = True) -> None:
         super().__init__()
+        width, hidden = arguments.width, arguments.inner
         self.post = post
-        self.attention = Attention(width, heads, fused=fused, every=every, causal=causal)
+        self.attention = Attention(arguments, fused=arguments.fused, causal=causal)
         self.norm1 = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, hidden)
-        self.fc1_norm = nn.LayerNorm(hidden) if every else nn.Identity()
+        self.fc1_norm = arguments.norm(hidden)
         self.fc2 = nn.Linear(hidden, width)
-        self.fc2_norm = nn.LayerNorm(width) if every else nn.Identity()
+        self.fc2_norm = arguments.norm(width)
         self.norm2 = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(arguments.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.post:
@@ -68,24 +120,3 @@ class Block(nn.Module):
     def mlp(self, x: Tensor) -> Tensor:
         activation = functional.relu if self.post else functional.gelu
         return self.fc2_norm(self.fc2(activation(self.fc1_norm(self.fc1(x)))))  # type: ignore[no-any-return]
-
-
-def options_of(
-    *, width: int, heads: int, hidden: int | None, fused: bool, layernorm: str, dropout: float
-) -> dict[str, Any]:
-    """The arguments of a `Block` that all blocks of a model have in common.
-
-    Raises:
-        ValueError: one is out of range.
-    """
-    if layernorm not in ("usual", "every"):
-        raise ValueError(f"layernorm={layernorm} is unknown: choose from usual, every")
-    hidden = 4 * width if hidden is None else hidden
-    if min(width, heads, hidden) < 1 or width % heads:
-        raise ValueError(
-            f"width={width}, heads={heads}, hidden={hidden}: all must be 1 or more, and heads divide the width"
-        )
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout={dropout} must be at least 0 and below 1")
-    sizes = {"width": width, "heads": heads, "hidden": hidden}
-    return {**sizes, "fused": fused, "every": layernorm == "every", "dropout": dropout}

@@ -3,23 +3,24 @@
 import difflib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from torch import nn
 
 from fused_lwlr.extras import import_timm
-from fused_lwlr.models.deep import NAME, DeepNet, ToyNet
-from fused_lwlr.models.densenet import DenseNet
-from fused_lwlr.models.gpt import ARGUMENTS, GPT
+from fused_lwlr.models.blocks import Arguments
+from fused_lwlr.models.deep import NAME, VGG19, DeepNet, DenseNet, ToyNet
+from fused_lwlr.models.gpt import GPT, Seq2Seq
 from fused_lwlr.models.hub import language_model
-from fused_lwlr.models.seq2seq import Seq2Seq
 from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
-from fused_lwlr.models.vgg import VGG19
 
 HUB = "hf:"
 TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
-MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
-FAMILIES: tuple[tuple[str, Callable[..., nn.Module]], ...] = (
+MODELS: tuple[tuple[str, Callable[..., nn.Module]], ...] = (
+    ("resnet", lambda m, **sizes: ResNet(**sizes)),
+    ("vit", lambda m, **sizes: ViT(**sizes)),
+    ("noshort", lambda m, **sizes: NoShort(**sizes)),
+    ("short", lambda m, **sizes: Short(**sizes)),
     (r"vit(\d+)x(\d+)(?:p(\d+))?", lambda m, **sizes: ViT(int(m[1]), int(m[2]), patch=m[3] and int(m[3]), **sizes)),
     (r"toynet(\d+)x(\d+)", lambda m, image_size, **sizes: ToyNet(depth=int(m[1]), width=int(m[2]), **sizes)),
     (NAME.pattern, lambda m, **sizes: DeepNet(int(m[2]), int(m[3] or 16), m[1] == "resnet", m[4] or "", **sizes)),
@@ -36,7 +37,7 @@ def build(
     name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None,
     pairs: bool = False, **arguments: Any,
 ) -> nn.Module:  # fmt: skip
-    """A new model: a name in `MODELS`, a name of one of the `FAMILIES`, or "timm:NAME" for a model of timm.
+    """A new model: a name that a pattern of `MODELS` matches, or "timm:NAME" for a model of timm.
 
     For text it is gptN, postlnN, or "hf:NAME" for a model of transformers (see `language_model`); for pairs seq2seqN.
 
@@ -58,16 +59,13 @@ def build(
         raise ValueError(f"model={name} is for {kind}, or another model")
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
-    if name not in MODELS:
-        for pattern, make in FAMILIES:
-            match = re.fullmatch(pattern, name)
-            if match is not None:
-                return make(match, image_size=image_size, channels=channels, classes=classes)
-        raise ValueError(
-            f"there is no model {name!r}: choose from {', '.join(MODELS)}, vit6x64, a deep one such as resnet56, "
-            "vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
-        )
-    return MODELS[name](image_size=image_size, channels=channels, classes=classes)
+    for pattern, make in MODELS:
+        if match := re.fullmatch(pattern, name):
+            return make(match, image_size=image_size, channels=channels, classes=classes)
+    raise ValueError(
+        f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, a deep one such as resnet56, "
+        "vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
+    )
 
 
 def _of_text(name: str, context: int, classes: int, pairs: bool, arguments: dict[str, Any]) -> nn.Module:
@@ -77,12 +75,14 @@ def _of_text(name: str, context: int, classes: int, pairs: bool, arguments: dict
             return language_model(name.removeprefix(HUB), context=context, classes=classes, arguments=arguments)
         wanted, fit = ("pairs", "seq2seqN with N blocks a side") if pairs else ("text", "gptN or postlnN with N blocks")
         raise ValueError(f"model={name} is not for {wanted}: give {fit}, such as {'seq2seq3' if pairs else 'gpt6'}")
+    kinds = get_type_hints(Arguments)
     for argument, value in arguments.items():
-        kind = ARGUMENTS.get(argument)
-        if kind is None:
-            raise ValueError(f"{name} does not take {argument}: choose from {', '.join(ARGUMENTS)}")
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{name} takes {argument} as {kind.__name__}, and not {value!r}")
+        if argument not in kinds:
+            raise ValueError(f"{name} does not take {argument}: choose from {', '.join(kinds)}")
+        kind = kinds[argument]
+        # a bool is an int, and an int serves as a float
+        if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool) != (kind is bool):
+            raise ValueError(f"{name} takes {argument} as {getattr(kind, '__name__', kind)}, and not {value!r}")
     if pairs:
         return Seq2Seq(int(named[2]), context=context, classes=classes, **arguments)
     return GPT(int(named[2]), named[1] == "postln", context=context, classes=classes, **arguments)

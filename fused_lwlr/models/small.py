@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fused_lwlr.models.deep import Pooled
+
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with batch normalization and a shortcut."""
@@ -97,7 +99,7 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
 
 
-class NoShort(nn.Module):
+class NoShort(Pooled):
     """32 convolutions of 16 channels, each with batch normalization, and no shortcut: hard to train.
 
     With batch normalization but no shortcuts, gradients at initialization grow by about 1.2 from each layer to the one
@@ -107,17 +109,12 @@ class NoShort(nn.Module):
     depth, width = 32, 16
 
     def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
-        super().__init__()
         layers: list[nn.Module] = []
         for i in range(self.depth):
             # halved once, and early: most of the depth then costs a quarter
             conv = nn.Conv2d(self.width if i else channels, self.width, 3, 2 if i == 1 else 1, padding=1, bias=False)
             layers += [conv, nn.BatchNorm2d(self.width), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(self.width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
+        super().__init__(layers, self.width, classes)
 
 
 class Short(NoShort):

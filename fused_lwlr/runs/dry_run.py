@@ -19,7 +19,7 @@ from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import DEFAULTS, Recipe
-from fused_lwlr.training.recipe_rules import without_effect
+from fused_lwlr.training.recipe_rules import ONLY, without_effect
 from fused_lwlr.training.setup import by_decay, load_data
 from fused_lwlr.training.trainer import Trainer
 
@@ -126,11 +126,9 @@ def _steps(trainer: Trainer) -> Table:
 
 
 def _rule(recipe: Recipe) -> str:
-    if recipe.optimizer in ("adamw", "lion"):
-        eps = f", eps {recipe.eps:g}" if recipe.optimizer == "adamw" else ""
-        return f"{recipe.optimizer}, betas {recipe.betas[0]:g} and {recipe.betas[1]:g}{eps}"
-    kind = "Nesterov momentum" if recipe.nesterov else "momentum"
-    return f"sgd, {kind} {recipe.momentum:g}{', with the learning rate in it' if recipe.lr_in_momentum else ''}"
+    """The optimizer with the options that act on it."""
+    names = [name for name, (other, choices) in ONLY.items() if other == "optimizer" and recipe.optimizer in choices]
+    return ", ".join([recipe.optimizer, *(f"{name} {getattr(recipe, name)}" for name in names)])
 
 
 def _decay(recipe: Recipe, model: nn.Module) -> str:
@@ -174,15 +172,13 @@ def _waiting(trainer: Trainer) -> Table:
     if isinstance(trainer.data.train, Stream):
         return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
     recipe, world, data = trainer.recipe, trainer.world, trainer.data
-    ahead = {"workers": trainer.workers, "prefetch": recipe.prefetch}
     loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
+    parts = ("training", data.train, trainer.micro), ("validation", data.val, trainer.val_batch)
     each = {
-        f"training, {loaders} of {trainer.micro} {data.example}": bytes_ahead(
-            data.train, batch_size=trainer.micro, **ahead
-        ),
-        f"validation, {loaders} of {trainer.val_batch} {data.example}": bytes_ahead(
-            data.val, batch_size=trainer.val_batch, **ahead
-        ),
+        f"{kind}, {loaders} of {size} {data.example}": bytes_ahead(
+            part, batch_size=size, workers=trainer.workers, prefetch=recipe.prefetch
+        )
+        for kind, part, size in parts
     }
     rows = [(name, f"{world.local_size * size / GIB:.3f}") for name, size in each.items()]
     rows.append(("together", f"{world.local_size * sum(each.values()) / GIB:.3f}"))

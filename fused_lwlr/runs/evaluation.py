@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fused_lwlr.runs.provenance import read_starts
+from fused_lwlr.runs.screen import NAMES
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import Recipe, without_pretrained
-from fused_lwlr.training.records import perplexity
+from fused_lwlr.training.recipe import FIELDS, Recipe, without_pretrained
+from fused_lwlr.training.records import told
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import load_weights
@@ -49,17 +49,11 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
             trainer.step = found.step
             title = f"{folder} after step {found.step}"
         tested = trainer.test()
-    accuracies = trainer.data.unit == "images"
-    shown = ("top-1 in %", "top-5 in %", "loss") if accuracies else ("perplexity", "loss")
-    table = Table("weights", *shown, trainer.data.unit, title=title, title_justify="left")
-    for name, each in tested.items():
-        if each.top1 is None or each.top5 is None:
-            values = [f"{perplexity(each.loss):.2f}"]
-        else:
-            values = [f"{100 * each.top1:.2f}", f"{100 * each.top5:.2f}"]
-        table.add_row(name, *values, f"{each.loss:.4f}", f"{each.count:,}")
     if world.first:
-        console.print(table)
+        console.print(f"{title}:")
+        for name, each in tested.items():
+            results = told(each.loss, each.top1, each.top5)
+            console.print(f"{NAMES[name]}: {results}, over {each.count:,} {trainer.data.unit}")
 
 
 def _recipe_of_run(folder: Path, changes: Mapping[str, Any]) -> Recipe:
@@ -67,5 +61,5 @@ def _recipe_of_run(folder: Path, changes: Mapping[str, Any]) -> Recipe:
     starts = read_starts(folder)
     if not starts:
         raise ValueError(f"{folder} has no run (run.json) to test: leave --out out to test a model as it comes")
-    fields = {name: value for name, value in starts[-1]["config"].items() if name in Recipe().to_dict()}
+    fields = {name: value for name, value in starts[-1]["config"].items() if name in FIELDS}
     return Recipe.from_dict({**fields, **changes})

@@ -8,14 +8,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fused_lwlr.methods.elr.history import draw_layers
-from fused_lwlr.runs.metrics import unit_of
+from fused_lwlr.runs.metrics import LAYERS, unit_of
 
 Array = NDArray[np.float64]
 Records = Sequence[dict[str, Any]]
 
 BLUE, RED, GRAY = "#00798c", "#d1495b", "0.55"
 WEIGHTS = {"model": ("trained weights", BLUE), "ema": ("averaged weights (EMA)", RED)}
-LABELS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
 
 
 def column(records: Records, name: str) -> Array:
@@ -81,7 +80,7 @@ def layers_over_time(records: Records) -> list[Figure]:
     of_steps = [dict(zip(record["names"], record["elr"], strict=True)) for record in records]
     steps = column(records, "step")
     elr = np.array([[of_step.get(name) for name in names] for of_step in of_steps], dtype=np.float64)
-    each, all_weights = _panel("step", f"{LABELS['elr']} of each weight"), _panel("step", LABELS["elr"])
+    each, all_weights = _panel("step", f"{LAYERS['elr']} of each weight"), _panel("step", LAYERS["elr"])
     draw_layers(each, steps, elr, marker=_marker(steps), markersize=4)
     some = np.isfinite(elr).any(axis=1)
     _line(all_weights, steps[some], np.nanmean(elr[some], axis=1), color=BLUE, label="mean over weights")
@@ -93,7 +92,7 @@ def layers_over_time(records: Records) -> list[Figure]:
 
 def by_depth(record: dict[str, Any], name: str) -> Figure:
     """A quantity of the layers in one step against depth, weights apart from the rest."""
-    axes = _panel("layer, in order of depth", LABELS[name])
+    axes = _panel("layer, in order of depth", LAYERS[name])
     weight = np.array(record["weight"], dtype=bool)
     values = np.array(record[name], dtype=np.float64)
     depth = np.arange(len(values))

@@ -63,6 +63,10 @@ class Run:
         name = "top1" if self.unit == "images" else "perplexity"
         return [r for r in self.validation if r["weights"] == weights and r[name] is not None]
 
+    def total(self, name: str) -> float:
+        """The sum of a field over all records of training, in which it may be missing or None."""
+        return sum(record.get(name) or 0 for record in self.train)
+
     @property
     def unit(self) -> str:
         """The unit of the training: "images" or "tokens"."""
@@ -113,76 +117,25 @@ def write_report(folder: str | Path) -> Path:
 
 def page(run: Run) -> str:
     """The HTML."""
-    config = run.last["config"]
-    data = f" on {config['data']}" if "data" in config else ""
-    template = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fused_lwlr.runs", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("report.html")
-    changed, rest = _options(config)
-    return template.render(
-        title=f"{config.get('model', run.folder.resolve().name)}{data}",
-        finished=run.last.get("end") == "finished",
-        status=_status(run),
-        cards=list(_cards(run)),
+    )
+    environment.filters |= {
+        "counted": _counted, "duration": _duration, "minute": _minute, "percent": _percent, "value": _value,
+    }  # fmt: skip
+    changed, rest = _options(run.last["config"])
+    return environment.get_template("report.html").render(
+        run=run,
+        last=run.last,
+        fields={*FIELDS, "world_size"},
         sections=list(_pictures(run)),
-        speed=list(_speed(run)),
         changed=changed,
         rest=rest,
-        facts=_facts(run.last),
-        starts=[
-            (
-                _minute(s["started"]),
-                (s["git"]["commit"] or "")[:12],
-                ", ".join(_counted(s["devices"])),
-                str(s.get("end") or ""),
-            )
-            for s in run.starts
-        ],
     )
-
-
-def _status(run: Run) -> str:
-    steps, train = run.last.get("steps"), run.train
-    at = max([r["step"] for r in [*train, *run.validation]], default=0)
-    of = f" of {steps:,}" if steps else ""
-    epoch = f", epoch {train[-1]['epoch']:.4g}" if train else ""
-    ended = run.last.get("end")
-    where = f"step {at:,}{of}{epoch}"
-    begun = f"Started {_minute(run.starts[0]['started'])} UTC" + (
-        f", {len(run.starts)} starts" if len(run.starts) > 1 else ""
-    )
-    if ended == "finished":
-        return f"{begun}. Finished at {where}."
-    left = f"the last checkpoint is {run.checkpoint.name}" if run.checkpoint else "there is no checkpoint"
-    how = ended or "it was killed, or it still runs"
-    return f"{begun}. Not finished: {how}. The records end at {where}; {left}."
-
-
-def _cards(run: Run) -> Iterator[tuple[str, str]]:
-    for weights, label in (("model", "trained weights"), ("ema", "averaged weights (EMA)")):
-        results = run.results(weights)
-        if results and run.unit == "tokens":
-            best, last = min(results, key=lambda r: r["loss"]), results[-1]
-            told = f"{label}, in nats a token"
-            yield f"{best['loss']:.4f}", f"lowest validation loss, {told}, epoch {best['epoch']:.4g}"
-            yield f"{last['loss']:.4f}", f"final loss (perplexity {last['perplexity']:.2f}), {told}"
-        elif results:
-            best, last = max(results, key=lambda r: r["top1"]), results[-1]
-            yield _percent(best["top1"]), f"best top-1, {label}, epoch {best['epoch']:.4g}"
-            top5 = f" (top-5 {_percent(last['top5'])})" if run.top5 else ""
-            yield _percent(last["top1"]), f"final top-1{top5}, {label}"
-    if run.train:
-        count, seconds = (sum(r[name] or 0 for r in run.train) for name in (run.unit, "seconds"))
-        if seconds > 0:
-            yield f"{count / seconds:,.0f}", f"{run.unit} a second in training, on average"
-        spent = seconds + sum(r["seconds"] or 0 for r in run.validation)
-        yield _duration(spent), "in training and validation"
-        if skipped := sum(r["skipped"] for r in run.train):
-            yield f"{skipped:,}", "images skipped, since they could not be read"
 
 
 def _pictures(run: Run) -> Iterator[tuple[str, list[str], str]]:
@@ -224,21 +177,6 @@ def _drawn(drawings: Sequence[Any]) -> list[str]:
     return found
 
 
-def _speed(run: Run) -> Iterator[tuple[str, str]]:
-    total = {n: sum(r.get(n) or 0 for r in run.train) for n in (run.unit, "seconds", "loader_seconds", "step_seconds")}
-    for label, seconds in (("training", total["seconds"]), ("training, without waiting", total["step_seconds"])):
-        if seconds > 0:
-            yield f"{run.unit} a second, {label}", f"{total[run.unit] / seconds:,.1f}"
-    if total["seconds"] > 0:
-        yield "waiting for the loader", _percent(total["loader_seconds"] / total["seconds"])
-    peak = run.last.get("peak_memory_bytes")
-    if peak is not None:
-        yield "device memory at its peak", f"{peak / 2**30:.2f} GiB"
-    validations = [r["seconds"] for r in run.validation if r["seconds"] is not None]
-    if validations:
-        yield "a validation takes", f"{sum(validations) / len(validations):.1f} s"
-
-
 def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
     """Options that differ from their defaults, with the defaults; and the others, if they have a value."""
     defaults = json_values(DEFAULTS)
@@ -251,25 +189,9 @@ def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
     return changed, [(name, _value(value)) for name, value in given.items() if value == defaults[name]]
 
 
-def _facts(last: Mapping[str, Any]) -> Rows:
-    """The command, sources and machine of a start."""
-    git, host = last["git"], last["host"]
-    commit = "not under version control" if git["commit"] is None else git["commit"][:12]
-    return [
-        ("command", last["command"]),
-        ("commit", commit + (", with changes" if git["dirty"] else "")),
-        ("seed", str(last["seed"])),
-        ("devices", ", ".join(_counted(last["devices"]))),
-        ("processes", str(last["world_size"])),
-        ("host", f"{host['cpu']}, {host['cores']} cores, {host['system']}"),
-        *((name, version or "not installed") for name, version in last["versions"].items()),
-        # entries that describe the data
-        *((name, _value(value)) for name, value in last["config"].items() if name not in {*FIELDS, "world_size"}),
-    ]
-
-
-def _counted(names: Sequence[str]) -> list[str]:
-    return [f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
+def _counted(names: Sequence[str]) -> str:
+    found = [f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
+    return ", ".join(found)
 
 
 def _value(value: Any) -> str:

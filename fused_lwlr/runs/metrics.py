@@ -14,15 +14,8 @@ from fused_lwlr.training.records import Interval, LayerValues, Record, Validatio
 
 TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
 """Fields that differ between two otherwise equal runs."""
-
-
-INTERVAL = (
-    "loss", "lr", "epoch", "images_per_second", "tokens_per_second", "loader_seconds", "step_seconds", "grad_norm",
-    "skipped", "steps_skipped",
-)  # fmt: skip
-VALIDATION = ("top1", "top5", "loss", "perplexity")
-LAYERS = ("elr", "trust_ratio", "multiplier")
-"""Fields of records for TensorBoard and Weights & Biases."""
+LAYERS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
+"""Fields of layers, and their names in figures."""
 FILES = {"train": "metrics.jsonl", "validation": "metrics.jsonl", "layers": "layers.jsonl"}
 
 
@@ -105,14 +98,12 @@ def plain(record: Record) -> dict[str, Any]:
 
 def scalars(record: Record) -> dict[str, float]:
     """Name -> number, for all finite values: `train/loss`, `validation/top1_ema`, `elr/<layer>`, ..."""
-    content, found = plain(record), {}
-    if isinstance(record, Interval):
-        found = {f"train/{name}": content[name] for name in INTERVAL if name in content}
-    elif isinstance(record, Validation):
-        found = {f"validation/{name}_{record.weights}": content[name] for name in VALIDATION if name in content}
-    elif isinstance(record, LayerValues):
-        for name in LAYERS:
-            found |= {f"{name}/{layer}": v for layer, v in zip(record.names, content[name], strict=True)}
+    content = plain(record)
+    if isinstance(record, LayerValues):
+        found = {f"{n}/{layer}": v for n in LAYERS for layer, v in zip(record.names, content[n], strict=True)}
+    else:
+        weights = f"_{content.pop('weights')}" if isinstance(record, Validation) else ""
+        found = {f"{record.kind}/{n}{weights}": v for n, v in content.items() if n not in ("kind", "step")}
     return {name: value for name, value in found.items() if value is not None}
 
 

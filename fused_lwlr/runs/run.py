@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,9 @@ def run(recipe: Recipe) -> int:
             if not world.first:
                 return found
             if recipe.tensorboard:
-                dashboard = Dashboard(recipe.out, after=after)
-                held.callback(dashboard.close)
-                found.append(dashboard)
+                found.append(held.enter_context(closing(Dashboard(recipe.out, after=after))))
             if recipe.wandb:
-                there = WandbRun(recipe.out, loop.config)
-                held.callback(there.close)
-                found.append(there)
+                found.append(held.enter_context(closing(WandbRun(recipe.out, loop.config))))
             # after the metrics, which it reads
             found.append(PeriodicReport(lambda: write_report(recipe.out), recipe.checkpoint_minutes))
             return [*found, screen]

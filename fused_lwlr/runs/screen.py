@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fused_lwlr.training.records import Interval, Record, Validation, perplexity
+from fused_lwlr.training.records import Interval, Record, Validation, told
 
 NAMES = {"model": "test", "ema": "test of the average"}
 
@@ -50,7 +50,8 @@ class Screen:
         if isinstance(record, Interval):
             self._interval(record)
         elif isinstance(record, Validation):
-            self._validation(record)
+            results = told(record.loss, record.top1, record.top5)
+            self.say(f"{NAMES[record.weights]} at step {record.step}, epoch {record.epoch:.4g}: {results}")
 
     def _interval(self, found: Interval) -> None:
         waited = found.loader_seconds / found.seconds if found.seconds > 0 else 0.0
@@ -63,10 +64,3 @@ class Screen:
         self.say(
             f"step {found.step:6}  epoch {found.epoch:6.2f}  loss {found.loss:.4f}  lr {found.lr:.3g}  {speed}{skipped}"
         )
-
-    def _validation(self, found: Validation) -> None:
-        if found.top1 is None or found.top5 is None:
-            told = f"loss {found.loss:.4f} nats a token, perplexity {perplexity(found.loss):.2f}"
-        else:
-            told = f"top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.loss:.4f}"
-        self.say(f"{NAMES[found.weights]} at step {found.step}, epoch {found.epoch:.4g}: {told}")

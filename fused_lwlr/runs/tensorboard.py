@@ -7,8 +7,7 @@ from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.metrics import LAYERS, plain, scalars
 from fused_lwlr.training.records import LayerValues, Record
 
-TITLES = ("ELR ‖g‖ / ‖w‖", "trust ratio", "multiplier η")
-LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in zip(LAYERS, TITLES, strict=True)}}
+LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in LAYERS.items()}}
 """Layout of TensorBoard's page Custom Scalars: all layers in one chart."""
 
 

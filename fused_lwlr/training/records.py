@@ -10,6 +10,13 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
+def told(loss: float, top1: float | None, top5: float | None) -> str:
+    """The results of a validation for the user; text has no accuracies."""
+    if top1 is None or top5 is None:
+        return f"loss {loss:.4f} nats a token, perplexity {perplexity(loss):.2f}"
+    return f"top-1 {top1:.2%}, top-5 {top5:.2%}, loss {loss:.4f}"
+
+
 @dataclass(frozen=True)
 class Interval:
     """Training since the previous record.

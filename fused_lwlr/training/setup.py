@@ -1,7 +1,6 @@
 """Data, a model and an optimizer from a recipe."""
 
 import ast
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.recipe_rules import ONLY
 
 Data = TypeVar("Data", Splits, Text)
 Named = tuple[str, nn.Parameter]
@@ -28,6 +28,12 @@ OF_IMAGES = (
     "test_size", "mean", "std",
 )  # fmt: skip
 """Fields that are arguments of `open_data`."""
+SCALINGS: dict[str, type[Scaling]] = {
+    "elr": fused_lwlr.ELR, "lars": fused_lwlr.LARS, "larc": fused_lwlr.LARC, "lamb": fused_lwlr.LAMB,
+    "ng": fused_lwlr.NormalizedGradient, "hyperball": fused_lwlr.Hyperball, "floor": fused_lwlr.UpdateFloor,
+    "brake": fused_lwlr.RadialBrake, "clip": fused_lwlr.ClipByLayer, "balanced": fused_lwlr.BalancedLR,
+}  # fmt: skip
+"""Their arguments are the fields of a recipe with these names."""
 
 
 def load_data(recipe: Recipe) -> Splits | Text:
@@ -52,20 +58,16 @@ def load_data(recipe: Recipe) -> Splits | Text:
 
 
 def _alike(data: Data) -> Data:
-    sizes = gathered((len(data.train), len(data.val), len(data.classes), data.fingerprint))
+    found = gathered(
+        f"{len(data.train)} {data.example} to train, {len(data.val)} to test and {len(data.classes)} classes in "
+        f"{data.name}, of names and sizes {data.fingerprint}"
+    )
 
     def check() -> None:
-        for rank, size in enumerate(sizes):
-            if size[:3] != sizes[0][:3]:
+        for rank, theirs in enumerate(found):
+            if theirs != found[0]:
                 raise ValueError(
-                    f"process {rank} found {size[0]} {data.example} to train, {size[1]} to test and {size[2]} classes "
-                    f"in {data.name}, but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need "
-                    f"the same {data.example}"
-                )
-            if size != sizes[0]:
-                raise ValueError(
-                    f"process {rank} found other names, sizes or classes of {data.example} in {data.name} than process "
-                    f"0: all machines need the same {data.example}"
+                    f"process {rank} found {theirs}; process 0 found {found[0]}: all need the same {data.example}"
                 )
 
     from_first(check)
@@ -178,21 +180,11 @@ def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]
 
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
     """The layer-wise scaling of a recipe, for the layers that it acts on by default, without excluded ones."""
-    made: dict[str, Callable[[], Any]] = {
-        "elr": lambda: fused_lwlr.ELR(recipe.goal),  # type: ignore[arg-type]  # a recipe with ELR has a goal
-        "lars": lambda: fused_lwlr.LARS(trust_coefficient=recipe.trust_coefficient),
-        "larc": lambda: fused_lwlr.LARC(trust_coefficient=recipe.trust_coefficient),
-        "lamb": fused_lwlr.LAMB,
-        "hyperball": fused_lwlr.Hyperball,
-        "floor": lambda: fused_lwlr.UpdateFloor(recipe.ratio or 0.0, recipe.ceiling or math.inf),
-        "brake": lambda: fused_lwlr.RadialBrake(recipe.outward, recipe.inward),
-        "clip": lambda: fused_lwlr.ClipByLayer(recipe.max_norm),  # type: ignore[arg-type]  # one with clipping a norm
-        "balanced": fused_lwlr.BalancedLR,
-        "ng": fused_lwlr.NormalizedGradient,
-    }
     if recipe.scaling == "none":
         return None
-    scaling: Scaling = made[recipe.scaling]()
+    names = [name for name, (other, choices) in ONLY.items() if other == "scaling" and recipe.scaling in choices]
+    given = {name: getattr(recipe, name) for name in names}
+    scaling = SCALINGS[recipe.scaling](**{name: value for name, value in given.items() if value is not None})
     chosen: Any = (lambda name, param: matches(name, recipe.select)) if recipe.select else scaling.select
     return replace(scaling, select=lambda name, param: chosen(name, param) and included(name, param))
 

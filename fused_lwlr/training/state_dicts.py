@@ -6,27 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fused_lwlr.optim.options import RADIUS
-from fused_lwlr.shards import is_distributed
-from fused_lwlr.training.collectives import is_first, shared
+from fused_lwlr.training.collectives import from_first, is_first, shared
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
-SAVED = StateDictOptions(full_state_dict=True, cpu_offload=True)
-LOADED = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-
 
 def of_model(model: nn.Module) -> dict[str, Any]:
-    """Parameters and buffers by name, whole and on the CPU; a sharded model's on rank 0 only (a collective)."""
-    return get_model_state_dict(model, options=SAVED) if _sharded(model) else model.state_dict()
+    """Parameters and buffers by name; a sharded model's are whole, on the CPU of rank 0 only (a collective)."""
+    found: dict[str, Any] = model.state_dict()
+    for name, value in found.items():
+        found[name] = _whole(value)
+    return found
 
 
 def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -36,50 +29,51 @@ def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
         ValueError: it steps a parameter outside the model.
     """
     names = _names(model, optimizer)
-    # for an optimizer without state, torch's function would take a step to make some
-    if _sharded(model) and optimizer.state:
-        found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=SAVED)
-        return found
     plain = optimizer.state_dict()
     ids = [key for group in plain["param_groups"] for key in group["params"]]
-    of = dict(zip(ids, [name for group in names for name in group], strict=True))
-    groups = [{**group, "params": [of[key] for key in group["params"]]} for group in plain["param_groups"]]
-    return {"state": {of.get(key, key): entry for key, entry in plain["state"].items()}, "param_groups": groups}
+    of = dict(zip(ids, chain.from_iterable(names), strict=True))
+    # in the same order on all ranks
+    state = {name: {key: _whole(value) for key, value in plain["state"][number].items()}
+             for number, name in of.items() if number in plain["state"]}  # fmt: skip
+    return {
+        "state": state,
+        "param_groups": [{**g, "params": n} for g, n in zip(plain["param_groups"], names, strict=True)],
+    }
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    """Load the result of `of_model` on rank 0; other ranks receive it."""
-    if _sharded(model):
-        set_model_state_dict(model, dict(saved) if is_first() else {}, options=LOADED)
-    else:
-        model.load_state_dict(shared(dict(saved)))
+    """Load the result of `of_model` on rank 0; other ranks receive it, one tensor at a time."""
+    own = model.state_dict()
+    model.load_state_dict({name: _like(shared(saved.get(name)), value) for name, value in own.items()})
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load the result of `of_optimizer` on rank 0; other ranks receive it.
+    """Load the result of `of_optimizer` on rank 0; other ranks receive it, one tensor at a time.
 
     torch's `set_optimizer_state_dict` takes a step with an optimizer that has no state, and fails if options of its
     groups are lists in the file and None in the optimizer, or the reverse, as multipliers can be.
     """
-    if _sharded(model):
-        mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
-        params = dict(zip(chain.from_iterable(_names(model, optimizer)), mine, strict=True))
-        state = saved.get("state", {})
-        keys = shared({name: list(entry) for name, entry in state.items()})
-        placed = {
-            # one at a time, so that other ranks hold at most one whole tensor
-            name: {key: _like(shared(state.get(name, {}).get(key)), params.get(name)) for key in entry}
-            for name, entry in keys.items()
-        }
-        whole = {"state": placed, "param_groups": shared(saved.get("param_groups"))}
-    else:
-        whole = shared(dict(saved))
+    mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
+    params = dict(zip(chain.from_iterable(_names(model, optimizer)), mine, strict=True))
+    state = saved.get("state", {})
+    keys = from_first(lambda: {name: list(entry) for name, entry in state.items()})
+    placed = {
+        name: {key: _like(shared(state.get(name, {}).get(key)), params.get(name)) for key in entry}
+        for name, entry in keys.items()
+    }
     # torch.optim, and ours, use the order of ids, which may be names
-    optimizer.load_state_dict(whole)
+    optimizer.load_state_dict({"state": placed, "param_groups": shared(saved.get("param_groups"))})
+
+
+def _whole(value: Any) -> Any:
+    if not isinstance(value, DTensor):
+        return value
+    whole = value.full_tensor()
+    return whole.cpu() if is_first() else None
 
 
 def _like(value: Any, param: Tensor | None) -> Any:
-    """State of a parameter, sharded like the parameter if it has its shape."""
+    """A parameter, or state of its shape, sharded like the parameter."""
     if not (isinstance(param, DTensor) and isinstance(value, Tensor) and value.shape == param.shape):
         return value
     return distribute_tensor(value.to(param.device), param.device_mesh, param.placements, src_data_rank=None)
@@ -150,10 +144,6 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]
     if any(id(param) not in names for param in params):
         raise ValueError("the optimizer steps a parameter that is not of the first of the models")
     return [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
-
-
-def _sharded(model: nn.Module) -> bool:
-    return any(is_distributed(param) for param in model.parameters())
 
 
 def _listed(names: Any) -> str:

@@ -101,11 +101,11 @@ WRONG = [
     ("study elr-language --epochs 2", "--epochs 2 has no meaning for elr-language: leave it out"),
     ("study lwlr-vs-single --steps 2", "--steps 2 has no meaning for lwlr-vs-single: leave it out"),
     # unknown options and commands
-    ("train --learning-rate 1", "there is no option --learning-rate: did you mean --lr?"),
-    ("train --epoch 3", "there is no option --epoch: did you mean --epochs?"),
-    ("train --plot x.png", "there is no option --plot: it is one of fused-lwlr calibrate"),
-    ("demo --paint red", "there is no option --paint: fused-lwlr demo --help lists them"),
-    ("trian", "there is no command trian: did you mean train?"),
+    ("train --learning-rate 1", "No such option: --learning-rate. Did you mean --lr?"),
+    ("train --epoch 3", "No such option: --epoch (Possible options: --epochs, "),
+    ("calibrate --wd 1", "No such option: --wd"),
+    ("demo --paint red", "No such option: --paint"),
+    ("trian", "No such command 'trian'. Did you mean 'train'?"),
     ("train extra", "Got unexpected extra argument"),
     # files
     (
@@ -124,8 +124,8 @@ WRONG = [
         "train --rates few.json --device cpu",
         "--rates few.json is not for --model resnet, of whose layers it lacks blocks.0.bn1.bias: cal",
     ),
-    ("calibrate --out / --device cpu", "/ is a folder: give the name of a file in it"),
-    ("calibrate --plot . --device cpu", ". is a folder: give the name of a file in it"),
+    ("calibrate --out / --device cpu", "--out /: file '/' is a directory"),
+    ("calibrate --plot . --device cpu", "--plot .: file '.' is a directory"),
     ("study balance --quick --jobs 1 --out bad.json", "bad.json/jobs: Not a directory"),
 ]
 

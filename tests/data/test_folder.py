@@ -124,8 +124,11 @@ def _loop(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: (f / "val" / "n03").mkdir(), r"val has classes that .*train has not: n03; remove them, or add"),
-        (lambda f: (f / "val" / "n01").rename(f / "gone"), r"val lacks classes that .*train has: n01; add images of"),
+        (
+            lambda f: (f / "val" / "n03").mkdir(),
+            r"train and .*val have other classes: n03; both need images of all classes",
+        ),
+        (lambda f: (f / "val" / "n01").rename(f / "gone"), r"train and .*val have other classes: n01; both need"),
         (_flat_val, r"val has no sub-folders: sort its images into folders of their classes"),
         (_empty_class, r"n03 holds no images .*: add some, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),

@@ -142,7 +142,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path, what, message):
     ("options", "message"),
     [
         ({"augmentation": "strong"}, "augmentation='strong' is for photographs: data=idx:"),
-        ({"mean": (0.5, 0.5, 0.5)}, "mean=[0.5, 0.5, 0.5] is for photographs: leave it out"),
+        ({"mean": (0.5, 0.5, 0.5)}, "mean=(0.5, 0.5, 0.5) is for photographs: leave it out"),
         ({"crop_pct": 0.9}, "crop_pct=0.9 is for photographs: leave it out"),
         ({"interpolation": "bilinear"}, "interpolation=bilinear is for photographs: leave it out"),
         ({"augmentation": "basic", "random_erasing": 0.1}, "random_erasing=0.1 is for photographs: leave it out"),

@@ -74,11 +74,11 @@ def test_throughput_is_that_of_the_stream():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mine", "--loader mine is not of the form module:function"),
-        (":f", "--loader :f is not of the form"),
-        ("mine:f", "--loader mine:f cannot be imported: No module named 'mine'"),
-        ("there:f", "--loader there:f: there has no function f"),
-        ("there:number", "has no function number"),
+        ("there", "--loader there is not a function: give module:function"),
+        (":f", r"--loader :f cannot be imported \(invalid format: ':f'\): give module:function"),
+        ("mine:f", r"--loader mine:f cannot be imported \(No module named 'mine'\)"),
+        ("there:f", "module 'there' has no attribute 'f'"),
+        ("there:number", "--loader there:number is not a function"),
     ],
 )
 def test_functions_that_there_are_not(name, message, tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ REFUSED = {
     "large": ([("a.jpg", b"x"), ("a.cls", b"1000000000")], {}, "a.tar has class 1000000000 for a.jpg, but a.tar has 1"),
     "digits": ([("a.jpg", b"x"), ("a.cls", b"1" * 5000)], {}, "a.tar/a.cls holds b'1{20}', and not the number of a cl"),
     "images": ([("a.txt", b"x")], {}, r"a.tar holds no images \(.*\) with their classes \(.cls\)"),
-    "one": ([("a.jpg", b"x"), ("a.cls", b"0")] * 5, {}, "no class of five images"),
+    "few": ([("a.jpg", b"x"), ("a.cls", b"0"), ("b.jpg", b"x"), ("b.cls", b"1")], {}, "no class of five images"),
     "folder": ([], {"source": "photos", "val_data": "a.tar"}, "val_data='a.tar' goes with tar files, but the data are"),
     "compressed": (None, {}, "not an uncompressed tar file"),
 }  # fmt: skip

@@ -121,8 +121,8 @@ def test_data_sets_of_a_folder(kind, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("source", "asked"),
     [
-        ("hf:owner/name", ("owner/name", None)), ("hf:owner/name/config", ("owner/name", "config")),
-        ("hf:name", ("name", None)),
+        ("hf:owner/name", ("owner/name",)), ("hf:owner/name/config", ("owner/name", "config")),
+        ("hf:name", ("name",)),
     ],
 )  # fmt: skip
 def test_names_of_the_hub(source, asked, tokenizer, tmp_path, monkeypatch):

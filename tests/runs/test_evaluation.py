@@ -45,8 +45,13 @@ def folder(tmp_path, monkeypatch):
 
 def rows(output):
     """Name of the weights -> top-1, top-5, loss and images."""
-    cells = [re.split(r"\s*│\s*", line.strip("│ \n")) for line in output.splitlines() if line.startswith("│")]
-    return {name: tuple(float(cell.replace(",", "")) for cell in rest) for name, *rest in cells}
+    found = {}
+    for line in output.splitlines():
+        if line.startswith("test"):
+            name, told = line.split(": ")
+            numbers = re.fullmatch(r"top-1 (.*)%, top-5 (.*)%, loss (.*), over (.*) images", told).groups()
+            found[{"test": "model", "test of the average": "ema"}[name]] = tuple(map(float, numbers))
+    return found
 
 
 @pytest.mark.parametrize("options", ["", "--batch-size 100 --micro-batch 10", "--lr 5 --optimizer sgd --seed 3"])
