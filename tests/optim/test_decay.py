@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_backend, name_of
+from cases import every_backend
 from graphs import HAS_GPU, capture, static_gradients
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, SHAPES, TORCH, compare, cost, gradients, parameters, saved, train, twin
