@@ -81,7 +81,6 @@ def test_corrected_decay_of_numbers_on_the_device(name, backend, device):
         ("adamw", None, True),
         ("lion", LAMB(), True),
     ],
-    ids=name_of,
 )
 def test_replays(name, scaling, cautious, device):
     """In a CUDA graph the decay follows the lr of each replay."""
