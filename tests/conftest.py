@@ -112,7 +112,7 @@ def pytest_collection_finish():
 
 
 def pytest_unconfigure():
-    # what is frozen outlives the interpreter, and extensions complain about leaks
+    # extensions report frozen objects as leaks
     gc.unfreeze()
 
 

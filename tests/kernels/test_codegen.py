@@ -77,7 +77,7 @@ LARGEST_OF = {
     "bf16": [*LARGEST, "adamw, noise", "adamw, master"],
     "fp16": [LARGEST[1], "adamw, noise"],
 }
-# of Triton's versions, what is compiled: all variants, or the largest
+# each version of Triton compiles all variants, or the largest
 ALL, SOME = True, os.environ.get("EVERY_KERNEL") == "1"
 COMPILED = {
     "3.9": {
@@ -86,7 +86,7 @@ COMPILED = {
         ("sm_90", "fp16"): SOME,
         **{(target, dtype): SOME for target in ("sm_80", "sm_100", "gfx942") for dtype in ("fp32", "bf16")},
     },
-    # of the torch that the README names, on a GPU
+    # torch for GPUs brings this version
     "3.7": {("sm_90", "fp32"): SOME, ("sm_90", "bf16"): ALL},
     "3.6": {("sm_90", "fp32"): SOME, ("sm_90", "bf16"): SOME},
 }  # fmt: skip

@@ -33,7 +33,7 @@ def both(operation, table, hyper=None, **options):
     )
 
 
-# rows compile kernels: what is the same to all rules goes with one of them, and with each at least once
+# each row compiles a kernel, so most options go with one rule only
 @pytest.mark.parametrize(
     ("operation", "scale", "found_inf"),
     [
