@@ -13,7 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # neighbouring tests share fixtures and kernels: each worker starts with one half of them
 PARALLEL := -n 2 --dist worksteal
 
-.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fashion-mnist fuzz lint docs dist gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-interpreted test-all test-triton-3.6 test-triton-3.7 fashion-mnist fuzz \
+	codegen lint docs dist gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -26,28 +27,42 @@ test: $(VENV)/.dev
 fashion-mnist:
 	sudo apt-get update && sudo apt-get install -y dataset-fashion-mnist
 
-# machine code, several processes, races, compilers and other libraries' trainers; then kernels in Triton's
-# interpreter, which tells integers that overflow and lets programs overlap
+# machine code, several processes, races, compilers and other libraries' trainers; then the interpreter
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) -m long
-	TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/optim/test_balanced.py \
-		--ignore tests/kernels/test_codegen.py
+	$(MAKE) test-interpreted
+
+# Triton's interpreter tells integers that overflow and lets programs overlap: each way through a kernel once, since
+# values are compared where kernels are compiled
+test-interpreted: $(VENV)/.dev
+	TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(PARALLEL) tests/kernels \
+		-k "overflows or test_queue or test_all_shapes or test_slices or test_averages or on_their_spheres or rescaled_rows \
+		or against_float64 or int32_offsets or (stochastic_rounding and adamw)"
+
+# what the three above run, with one start
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PARALLEL)
+	$(MAKE) test-interpreted
 
 # what runs kernels once more, with the oldest triton that GPU machines around us have
 test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6.0
-	PYTHONPATH=$(VENV)/triton-3.6.0 $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/optim \
-		-k "kernels and (codegen or launch or queue or rounding or statistics or twins and not any_shapes) or (triton and formulas)"
+	PYTHONPATH=$(VENV)/triton-3.6.0 $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/optim/test_scaling_formulas.py \
+		-k "kernels and (codegen or launch or queue or rounding or statistics or twins and not any_shapes) or paper_triton"
 
 # what compiles kernels, with the triton that torch 2.13 brings along where there is a GPU
 test-triton-3.7: $(VENV)/.dev $(VENV)/triton-3.7.1
 	PYTHONPATH=$(VENV)/triton-3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels/test_codegen.py
 
-# all that the three above need
+# all that the tests above need
 environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
 
 # 4,000 random sequences of operations, other ones on every run
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/optim/test_fuzz.py --hypothesis-profile=long
+
+# the machine code of every kernel for every target; the long tests look at the largest kernels of some targets
+codegen: $(VENV)/.dev
+	EVERY_KERNEL=1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels/test_codegen.py
 
 # all that this machine can measure; GPU throughput alone; host times alone
 bench: $(VENV)/.dev

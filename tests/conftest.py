@@ -1,17 +1,23 @@
 """The device of the kernels: the GPU if one exists, else natively on the CPU, or Triton's interpreter on request."""
 
+import gc
 import hashlib
 import importlib
 import importlib.util
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
+from triton.runtime.jit import JITFunction
 
 from fused_lwlr.kernels.native import build
+
+# until all tests are collected, few objects die
+gc.disable()
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -24,12 +30,14 @@ if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
     # the same examples on every run; the long one finds new ones each time, and prints how to repeat a failure
-    settings.register_profile("short", max_examples=40, derandomize=True, deadline=None)
+    settings.register_profile("short", max_examples=16, derandomize=True, deadline=None)
     settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 # without optimization the C compiler takes a quarter of the time, for kernels with the same bits
 SHIPPED, QUICK = build.OPTIMIZE, dict.fromkeys(build.OPTIMIZE, ("-O0",))
 build.OPTIMIZE = QUICK
+# kernels share functions, which Triton parses again for each kernel: a seventh of the time to compile one
+JITFunction.parse = cache(JITFunction.parse)
 LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
 
 
@@ -93,6 +101,19 @@ def timm(third_party):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def pytest_collection_finish():
+    """Keeps the garbage collector from looking at modules and tests again and again, a tenth of the time of a run."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
+    gc.enable()
+
+
+def pytest_unconfigure():
+    # extensions report frozen objects as leaks
+    gc.unfreeze()
 
 
 def pytest_runtest_setup(item):

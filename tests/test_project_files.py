@@ -34,7 +34,9 @@ def commands(job):
 
 def test_ci_runs_everything_that_has_to_pass(jobs):
     run = {command for job in jobs.values() for command in commands(job)}
-    has_to_pass = set(re.findall(r"^make (?!-j)\S+", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    lines = re.findall(r"^make (?:-j \d )?(.+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    has_to_pass = {f"make {target}" for line in lines for target in line.split() if target != "environments"}
+    assert len(has_to_pass) > 3
     assert has_to_pass <= run
     rules = re.findall(r"^([\w.$()/%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     patterns = [re.escape(rule.replace("$(VENV)", ".venv")).replace("%", r"[\d.]+") for rule in rules]

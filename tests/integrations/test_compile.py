@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 import torch._dynamo
-from cases import every_case
 from steps import OPTIONS, OURS, TORCH, compare
 from tolerances import close, same
 from torch import nn
@@ -15,9 +14,8 @@ from fused_lwlr import LARS
 
 STEPS = 4
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-every_compiler = pytest.mark.parametrize(
-    "compiler", ["eager", "aot_eager", pytest.param("inductor", marks=needs_compiler)]
-)
+# each compiles for seconds, and sees neither rule nor backend
+every_backend = pytest.mark.parametrize(("name", "backend"), [("sgd", "torch"), ("adamw", "triton")])
 
 # raised by inductor's own imports
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
@@ -68,8 +66,13 @@ def follow(model, expected, torchs):
     torchs.step()
 
 
-@every_compiler
-@every_case
+@pytest.mark.parametrize(
+    ("name", "backend", "compiler"),
+    [
+        ("sgd", "torch", "eager"), ("adamw", "torch", "aot_eager"), ("sgd", "triton", "eager"),
+        pytest.param("adamw", "triton", "inductor", marks=needs_compiler),
+    ],
+)  # fmt: skip
 def test_training_step(name, backend, compiler, model, batches):
     expected, torchs = twin_of(model, name, **OPTIONS[name])
     ours = OURS[name](model.named_parameters(), **OPTIONS[name], backend=backend)
@@ -102,7 +105,7 @@ def test_training_step(name, backend, compiler, model, batches):
     assert graphs[1:] == [graphs[1]] * (STEPS - 1)
 
 
-@every_case
+@every_backend
 def test_scaled_and_clipped(name, backend, batches):
     """Norms of all layers, and the cached norms, are the same in a compiled step as in an eager one."""
     options = {**OPTIONS[name], "scaling": LARS(0.1), "clip_global_norm": 0.5, "nonfinite": "skip"}
@@ -127,7 +130,7 @@ def test_scaled_and_clipped(name, backend, batches):
         same(compiled, eager)
 
 
-@every_case
+@every_backend
 def test_nonfinite_gradient_is_reported_through_a_compiled_step(name, backend, model, batches):
     ours = OURS[name](model.named_parameters(), **OPTIONS[name], nonfinite="raise", backend=backend)
     before = [p.detach().clone() for p in model.parameters()]
@@ -149,7 +152,7 @@ def test_nonfinite_gradient_is_reported_through_a_compiled_step(name, backend, m
         same(p.detach(), q)
 
 
-@every_case
+@every_backend
 def test_compiled_step(name, backend, model, batches):
     """torch.compile of the optimizer's step only, as in torch's documentation; hooks run once a step."""
     expected, torchs = twin_of(model, name, **OPTIONS[name])
@@ -170,7 +173,7 @@ def test_compiled_step(name, backend, model, batches):
     assert not recorder.graphs
 
 
-@every_case
+@every_backend
 def test_closure_of_a_compiled_model(name, backend, model, batches):
     """The step is not compiled; a compiled model that its closure calls is compiled."""
     expected, torchs = twin_of(model, name, **OPTIONS[name])
@@ -192,7 +195,7 @@ def test_closure_of_a_compiled_model(name, backend, model, batches):
     assert len(recorder.graphs) == 1
 
 
-@every_case
+@every_backend
 def test_one_graph_is_refused(name, backend, model, batches):
     """With fullgraph=True, the compiler names the step that it cannot trace, and no parameter is stepped."""
     ours = OURS[name](model.named_parameters(), **OPTIONS[name], backend=backend)

@@ -111,15 +111,14 @@ def check(module, other, check=same):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("every_step", [False, True], ids=["epochs", "steps"])
 @pytest.mark.parametrize(
-    "options",
+    ("name", "options", "every_step"),
     [
-        {}, {"gradient_clip_val": 0.1}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-        {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3},
+        ("sgd", {}, True), ("adamw", {"gradient_clip_val": 0.1}, False),
+        ("sgd", {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}, False),
+        ("adamw", {"gradient_clip_val": 0.1, "accumulate_grad_batches": 3}, True),
     ],
 )  # fmt: skip
-@every_name
 @pytest.mark.usefixtures("torchs_bits")
 def test_automatic_optimization(name, options, every_step, module, fit):
     """Lightning gives `step` a closure that does forward, backward and clipping."""

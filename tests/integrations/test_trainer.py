@@ -89,9 +89,8 @@ def overridden(trainer, make, model, optimizer_class, options, arguments):
     return trainer(model, OwnTrainer, arguments=arguments)
 
 
-@pytest.mark.parametrize(("accumulation", "max_grad_norm"), [(1, 0.05), (2, 0.0)])
 @pytest.mark.parametrize("way", [given, named_class, overridden])
-@every_name
+@pytest.mark.parametrize(("name", "accumulation", "max_grad_norm"), [("sgd", 1, 0.05), ("adamw", 2, 0.0)])
 @pytest.mark.usefixtures("torchs_bits")
 def test_trainer(name, way, accumulation, max_grad_norm, transformers, trainer, model):
     arguments = {

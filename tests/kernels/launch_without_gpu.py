@@ -1,71 +1,20 @@
 """Run the host functions up to the launch: kernels are compiled, loaded and called for a GPU that is not present.
 
-This is a separate script, since it replaces the driver. With the argument "stub" Triton's launcher calls a driver
-without a GPU, see stub_driver.py. Prints one line for each launch: kernel, programs, warps, whether multiplication and
-addition are contracted, registers at most.
+This is a separate script, since it replaces the driver by one without a GPU, which Triton's launcher calls: see
+stub_driver.py. Prints one line for each launch: kernel, programs, warps, whether multiplication and addition are
+contracted, registers at most.
 """
 
 import importlib
-import sys
 
+import stub_driver
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fused_lwlr import LAMB, LARC, Hyperball
 from fused_lwlr.kernels import ADAMW, SGD, Factors, Gate, Hyper, Row, Table, totals_of
 
-
-class Utils:
-    """The driver functions for a compiled kernel."""
-
-    def load_binary(self, name, kernel, shared, device):
-        return None, name, 32, 0, 1024
-
-    def get_device_properties(self, device):
-        return {"max_shared_mem": 1 << 17}
-
-
-class Launcher:
-    """Checks that the launch arguments match the signature that the kernel was compiled for."""
-
-    def __init__(self, source, metadata):
-        self.signature = list(source.signature.values())
-        self.metadata = metadata
-
-    def __call__(self, x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args):
-        assert len(args) == len(self.signature)
-        for kind, arg in zip(self.signature, args, strict=True):
-            if kind.startswith("*"):
-                assert NAMES[kind[1:]] == arg.dtype, (kind, arg)
-            elif kind != "constexpr":
-                assert isinstance(arg, float if kind.startswith("fp") else int), (kind, arg)
-        print(function, x, self.metadata.num_warps, self.metadata.enable_fp_fusion, self.metadata.maxnreg)
-
-
-class Driver:
-    """The part of a driver that compiling, loading and launching use."""
-
-    utils = Utils()
-    launcher_cls = Launcher
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
-NAMES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
-if sys.argv[1:] == ["stub"]:
-    import stub_driver
-
-    driver.set_active(stub_driver.Driver())
-else:
-    driver.set_active(Driver())
+driver.set_active(stub_driver.Driver())
 launch, step, statistics = (
     importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("launch", "step", "statistics")
 )

@@ -4,12 +4,14 @@ import ctypes
 import struct
 from typing import NamedTuple
 
+import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
 
 KPARAM_INFO = 0x17
 """Attribute of a function in a cubin that describes one parameter; 4 is the format of attributes with a size."""
 FORMATS = {"i32": "i", "i64": "q", "fp32": "f", "fp64": "d"}
+DTYPES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
 
 
 class Parameter(NamedTuple):
@@ -84,9 +86,11 @@ class Launcher(CudaLauncher):
             if kind == "constexpr":
                 assert self.source.constants[(i,)] == arg, (i, arg)
             elif kind.startswith("*"):
+                assert arg.dtype == DTYPES[kind[1:]], (kind, arg)
                 assert arg.data_ptr() % dict(self.source.attrs.get((i,), ())).get("tt.divisibility", 1) == 0
                 expected.append(struct.pack("<q", arg.data_ptr()))
             else:
+                assert isinstance(arg, float if kind.startswith("fp") else int), (kind, arg)
                 expected.append(struct.pack("<" + FORMATS[kind], arg))
         # addresses of scratch memory for the kernel and for a profiler: both are 0
         assert values == [*expected, bytes(8), bytes(8)]

@@ -48,16 +48,21 @@ def check_statistics(table, found, expected, columns=RETRACTION_STATISTICS):
         assert ((mine - other).abs() <= STATISTICS * (other.abs() + size.get(name, 0 * weight))).all(), name
 
 
-# an average follows the weight, so a half-precision average also changes where the weight rounds a tie differently
+# an average follows the weight, so a half-precision average also changes where the weight rounds a tie differently;
+# each row compiles a kernel: dtypes, averages and exact weights are the same to all rules and scales
 @pytest.mark.parametrize(
-    ("dtype", "average", "exact"),
+    ("operation", "scale", "dtype", "average", "exact"),
     [
-        (torch.float32, False, False), (torch.float32, True, False), (torch.bfloat16, False, False),
-        (torch.float16, False, False), (torch.bfloat16, True, True), (torch.float16, False, True),
+        *(
+            (operation, scale, dtype, False, False)
+            for operation in ("sgd", "adamw", "lion")
+            for scale, dtype in ((SPHERES, torch.float32), (BRAKE, torch.bfloat16))
+        ),
+        ("sgd", BRAKE, torch.float32, True, False), ("lion", SPHERES, torch.float16, False, False),
+        ("adamw", SPHERES, torch.bfloat16, True, True), ("sgd", BRAKE, torch.float16, False, True),
     ],
+    ids=lambda value: {id(SPHERES): "spheres", id(BRAKE): "brake"}.get(id(value)),
 )  # fmt: skip
-@every_scale
-@every_rule
 def test_twins(operation, scale, dtype, average, exact, device):
     extra = {"ema": [uniform(shape, torch.float32, device) for shape in BIG]} if average else {}
     table = spheres(operation, dtype, device, **extra)
@@ -85,9 +90,10 @@ def test_rows_end_on_their_spheres(operation, device):
             assert param.double().norm().item() == pytest.approx(radius, rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("operation", "dtype"), [("sgd", torch.float32), ("adamw", torch.bfloat16), ("lion", torch.float32)]
+)
 @every_scale
-@every_rule
 def test_factors_that_are_known(operation, scale, dtype, device):
     """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
     table = spheres(operation, dtype, device)

@@ -93,9 +93,14 @@ class Anything(Recorded):
 
 
 @pytest.mark.parametrize(
-    ("model", "taken"), [(Inputs, {"x"}), (WithLabels, {"x", "labels"}), (Anything, {"x", "labels", "targets"})]
+    ("model", "taken", "wrap"),
+    [
+        (Inputs, {"x"}, lambda model: model),
+        (Inputs, {"x"}, lambda model: torch.compile(model, backend="eager")),
+        (WithLabels, {"x", "labels"}, lambda model: model),
+        (Anything, {"x", "labels", "targets"}, lambda model: model),
+    ],
 )
-@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
 def test_labels_go_to_a_forward_that_takes_them(model, taken, wrap):
     """The loss function has the whole mapping in every case."""
     inner = model()

@@ -254,7 +254,7 @@ SCHEDULERS = {
 @every_name
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_schedulers_see_one_group(scheduler, name, device):
-    named = parameters([(3,)] * 161, torch.float32, device)
+    named = parameters([(3,)] * 16, torch.float32, device)
     expected = twin(named)
     etas = {key: 0.01 * (i + 1) for i, (key, _) in enumerate(named)}
     lr = OPTIONS[name]["lr"]

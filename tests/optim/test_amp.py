@@ -93,8 +93,12 @@ def test_norms_are_of_unscaled_gradients(name, backend, scaling, options, scale,
             close(ours.layer_stats().values.float(), plain.layer_stats().values.float(), steps=8)
 
 
-@pytest.mark.parametrize("scaling", [None, ELR(0.1), LAMB()], ids=name_of)
-@every_case
+@pytest.mark.parametrize(
+    ("name", "backend", "scaling"),
+    [(name, "torch", scaling) for name in OURS for scaling in (None, ELR(0.1), LAMB())]
+    + [("sgd", "triton", None), ("sgd", "triton", ELR(0.1)), ("adamw", "triton", LAMB())],
+    ids=name_of,
+)
 def test_found_inf_leaves_everything(name, backend, scaling, device):
     """In the middle of training; GradScaler sums `found_inf` over devices, so it may be above 1."""
     named = parameters(SHAPES, torch.float32, device)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_backend
+from cases import BACKENDS, every_backend
 from steps import ALL, OPTIONS, TORCH, compare, identical, parameters, snapshot, twin
 from tolerances import close, same, same_on_cpu
 
@@ -52,13 +52,22 @@ def take(other, named):
         q.grad = None if p.grad is None else p.grad.float()
 
 
+# kernels of all rules load gradients in the same way: the other options go with one of them
+every_kernel = pytest.mark.parametrize(("name", "backend"), [*((name, "torch") for name in ALL), ("adamw", "triton")])
+
+
 @pytest.mark.parametrize(
-    ("dtype", "more"),
-    [*((torch.bfloat16, more) for more in OPTIONAL), *((torch.float16, more) for more in (OPTIONAL[0], OPTIONAL[4]))],
+    ("name", "backend", "dtype", "more"),
+    [
+        (name, backend, dtype, more)
+        for name in ALL
+        for backend in BACKENDS
+        for dtype in HALF
+        for i, more in enumerate(OPTIONAL)
+        if (dtype == HALF[0] or i in (0, 4)) and (backend == "torch" or name == "adamw" or (dtype, i) == (HALF[0], 4))
+    ],
     ids=lambda value: ("-".join(value) or "plain") if isinstance(value, dict) else str(value),
 )
-@every_backend
-@every_name
 def test_as_with_float32(name, backend, dtype, more, device):
     """Two backward passes for each step; one parameter has no gradient in the first step."""
     named = parameters(SHAPES, torch.float32, device)
@@ -104,8 +113,7 @@ def test_against_torch(name, dtype, device):
 
 
 @every_dtype
-@every_backend
-@every_name
+@every_kernel
 def test_with_a_grad_scaler(name, backend, dtype, device):
     """Scaled gradients, an overflow in the second step, and clipping of the unscaled gradients."""
     named = parameters(SHAPES, torch.float32, device)
@@ -137,8 +145,7 @@ def test_with_a_grad_scaler(name, backend, dtype, device):
     compare(partial(close, steps=4), ours, expected, named, other)
 
 
-@every_backend
-@every_name
+@every_kernel
 def test_dtypes_may_differ_and_change(name, backend, device):
     """One parameter has other gradients than the rest, and they change between steps."""
     named = parameters(SHAPES, torch.float32, device)

@@ -145,7 +145,7 @@ def test_layers_without_a_scaling_have_no_picture_of_it(undrawn, tmp_path, monke
 
 
 @pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True), (None, True)])
-def test_five_classes_or_fewer_have_no_top5(classes, shown, tmp_path):
+def test_five_classes_or_fewer_have_no_top5(classes, shown, undrawn, tmp_path):
     fill(tmp_path)
     if classes is not None:
         record_facts(tmp_path, classes=classes)
