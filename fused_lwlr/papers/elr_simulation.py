@@ -47,8 +47,10 @@ def draw(results: Any) -> Figure:
     """All figures, one below the other."""
     figure = Figure(figsize=(13, 36), layout="constrained")
     parts: Any = figure.subfigures(9, 1, height_ratios=(1, 1, 1, 2, 1, 1, 1, 1, 1))
-    for part, drawn in zip(parts[:4], (figure_1, figure_2, figure_4, figure_6), strict=True):
-        drawn(part)
+    figure_1(parts[0])
+    figure_2(parts[1])
+    figure_4(parts[2])
+    figure_6(parts[3])
     for part, steps in zip(parts[4:7], (10, 25, 100), strict=True):
         figure_4(part, steps, "13")
     for part, steps in zip(parts[7:], (50, 100), strict=True):
