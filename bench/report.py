@@ -13,7 +13,6 @@ STEP_HEAD = (
     "with moved gradients µs",
     "kernels (copies)", "bytes a parameter", "GB/s", "% of copy", "peak bytes a parameter",
 )  # fmt: skip
-SCALING_HEAD = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -29,8 +28,6 @@ def markdown(results: dict[str, Any]) -> str:
     if results.get("cpu"):
         lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
         lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
-    if results.get("scaling"):  # a section of recorded results
-        lines += ["", "## Scaling", "", *table(SCALING_HEAD, map(_scaling_cells, results["scaling"]))]
     if results.get("codegen"):
         lines += ["", "## Code generation", "", "```", HEAD, *map(line, results["codegen"]), "```"]
     return "\n".join(lines) + "\n"
@@ -70,8 +67,3 @@ def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
         "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",
         f"{row['peak_bytes_per_parameter']:.2f}", "–" if row["of_first"] is None else f"{row['of_first']:.2f}",
     )  # fmt: skip
-
-
-def _scaling_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    times = f"{row['first'] * 1e3:.2f}", f"{row['step'] * 1e3:.3f}"
-    return row["over"], row["scaling"], f"{row['n']:,}", *times, f"{row['table_bytes'] / 1e3:,.1f}"
