@@ -4,7 +4,7 @@ MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 
 Each initialization goes through the data once; the baselines train an epoch more instead.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -45,6 +45,8 @@ STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 }
 """Start of a training (see `start_`) -> its name, its color, and the rates to choose from. The authors' scripts
 divide the gradient by its norm."""
+GRADINIT: dict[str, dict[str, Any]] = {"gradinit": {}, "gradinit-normalized": {"normalize": True}}
+"""Start -> arguments of `gradinit_`."""
 LABELS = {start: name for start, (name, _, _) in STARTS.items()}
 COLORS = {name: color for name, color, _ in STARTS.values()}
 GRID = Grid(("model", "init"), rate="tau", outcome="last", choosing=CHOOSING)
@@ -99,11 +101,18 @@ def jobs(settings: Settings) -> list[Job]:
     return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 
 
-def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]:
+def initialize_and_train(
+    init: str, tau: float, start: str | Mapping[str, Any] | None = None, **common: Any
+) -> dict[str, Any]:
     """Test accuracy after every epoch, loss on held-out images, and σ(g) of every weight before and after `init`.
 
-    SGD at a rate of 0.1 with a cosine from the start, clipped without batch normalization. None after divergence;
+    SGD at a rate of 0.1 with a cosine from the beginning, clipped without batch normalization. None after divergence;
     `problem` has the reason, also if the initialization itself fails.
+
+    Args:
+        init: the name of the start.
+        tau, start: of `start_`; by default its start is `init`.
+        common: fields of the recipe.
     """
     found: dict[str, Any] = dict.fromkeys(
         ("first", "best", "last", "accuracies", "val_loss", "before", "after", "normalized")
@@ -114,7 +123,7 @@ def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]
         found["normalized"] = is_normalized(model)
         drawn = start_(trainer, "kaiming", 0.0)
         found["before"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
-        optimizer = drawn if init == "kaiming" else start_(trainer, init, tau)
+        optimizer = drawn if init == "kaiming" else start_(trainer, start or init, tau)
         found["after"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
         return optimizer
 
@@ -154,7 +163,7 @@ def is_normalized(model: nn.Module) -> bool:
     return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def start_(trainer: Trainer, start: str, tau: float) -> SGD | AdamW | Lion:
+def start_(trainer: Trainer, start: str | Mapping[str, Any], tau: float) -> SGD | AdamW | Lion:
     """Draw weights by He's initialization, run the start, and return the optimizer of the training.
 
     Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
@@ -163,7 +172,7 @@ def start_(trainer: Trainer, start: str, tau: float) -> SGD | AdamW | Lion:
         trainer: with its model.
         start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
             begins; "metainit" or "metainit-adam"; "gradinit", or "gradinit-normalized" with 𝒜[g] = g / ‖g‖;
-            or "scalars", see `learn_scalars_`.
+            or "scalars", see `learn_scalars_`. Or arguments of `gradinit_`.
         tau: the learning rate of the scales, or of MetaInit.
 
     Raises:
@@ -172,19 +181,18 @@ def start_(trainer: Trainer, start: str, tau: float) -> SGD | AdamW | Lion:
     model, recipe = trainer.model, trainer.recipe
     torch.manual_seed(recipe.seed)
     kaiming_init_(model)
+    options = GRADINIT.get(start) if isinstance(start, str) else start
     if start == "scalars":
         learn_scalars_(model)
-    elif start.startswith("metainit"):
+    elif start in ("metainit", "metainit-adam"):
         rule: Any = "adam" if start == "metainit-adam" else "signsgd"
         metainit_(model, one_epoch(trainer, recipe.batch_size), trainer.loss, rule=rule, lr=tau, steps=None)
-    elif start.startswith("gradinit"):
+    elif options is not None:
         # GradInit joins two minibatches
         halves = one_epoch(trainer, recipe.batch_size // 2)
         adam = recipe.optimizer == "adamw"
-        gradinit_(
-            model, halves, trainer.loss, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
-            normalize=start != "gradinit" and not adam,
-        )  # fmt: skip
+        of_rule: dict[str, Any] = {"optimizer": "adam", "normalize": False} if adam else {}
+        gradinit_(model, halves, trainer.loss, lr=recipe.lr, tau=tau, steps=None, **{**options, **of_rule})
     clip = recipe.clip_global_norm if is_normalized(model) else CLIP
     optimizer = new_optimizer(recipe, model, None, clip_global_norm=clip)
     batches = list(one_epoch(trainer, recipe.batch_size)) if start in ("constant", "warm-up") else []

@@ -18,6 +18,7 @@ STUDIES = {
     "elr-simulation": "elr_simulation.STUDY",
     "elr-language": "elr_language.STUDY",
     "gradinit": "gradinit.STUDY",
+    "gradinit-variants": "gradinit_variants.STUDY",
     "gradinit-language": "gradinit_language.STUDY",
     "lwlr-language": "lwlr_language.STUDY",
     "balance": "balance.STUDY",

@@ -13,6 +13,7 @@ from fused_lwlr.data.digits import digits
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr.papers import gradinit_variants
 from fused_lwlr.papers.gradinit import (
     LABELS,
     PAPER,
@@ -214,3 +215,45 @@ def test_a_failed_initialization_is_reported(monkeypatch):
     assert found["first"] is None
     assert found["problem"] == "the loss is not finite: nan"
     assert found["normalized"] is False
+
+
+def test_variants_have_their_arguments(monkeypatch):
+    """Each variant of the paper's tables calls `gradinit_` with its own arguments; the scales of BN are one part."""
+    calls = []
+    monkeypatch.setattr("fused_lwlr.papers.gradinit.gradinit_", lambda *args, **options: calls.append(options))
+    study = find("gradinit-variants")
+    jobs = {job.parameters["init"]: job for job in study.jobs(study.settings())}
+    assert set(jobs) == set(gradinit_variants.ARGUMENTS)
+    for init, job in jobs.items():
+        found = gradinit_variants.train_variant(init, 0.01, model="resnet8x2", seed=0, **COMMON)
+        assert found["problem"] is None
+        assert len(found["accuracies"]) == 1
+        assert job.function is gradinit_variants.train_variant
+    own = [{name: value for name, value in call.items() if name not in ("lr", "tau", "steps")} for call in calls]
+    assert own == [
+        {"normalize": True, **arguments}
+        for init in jobs
+        if (arguments := gradinit_variants.ARGUMENTS[init]) != "scalars"
+    ]
+    model = build("resnet8x2", image_size=8, channels=1, classes=10)
+    scales = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    named = dict(model.named_parameters())
+    assert [name for name, param in named.items() if gradinit_variants.is_scale(name, param)] == scales
+    assert [name for name, param in named.items() if not gradinit_variants.is_no_scale(name, param)] == scales
+
+
+def test_variants_are_compared_with_the_authors_arguments():
+    rows = [
+        {
+            "name": f"{init}-{seed}", "model": "resnet", "init": init, "tau": 0.01, "seed": seed, "val_loss": 1.0,
+            "first": first + 2.0 * seed, "best": 90.0, "last": 90.0, "accuracies": [first], "normalized": True,
+        }
+        for init, first in ((gradinit_variants.SAME, 40.0), ("no bound", 30.0)) for seed in (0, 1)
+    ]  # fmt: skip
+    rows[-1]["first"] += 1.0
+    study = find("gradinit-variants")
+    compared, rates = study.tables(study.settings(seeds=2), pandas.DataFrame(rows))
+    same, other = (dict(zip(compared.columns, row, strict=True)) for row in compared.rows)
+    assert (same["first epoch %"], same["difference"], same["paper: first epoch %"]) == ("41.0 ± 1.4", "", "38.2 ± 0.9")
+    assert (other["difference"], other["n"], other["paper: first epoch %"]) == ("-9.5 ± 0.7", "2", "38.4 ± 1.5")
+    assert len(rates.rows) == 2

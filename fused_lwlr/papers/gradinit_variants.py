@@ -1,0 +1,131 @@
+"""Test accuracy after GradInit with other arguments: overlap of minibatches, a penalty in place of the bound, no bound,
+scales of a part of the parameters; and after learning scales in the training (GradInit, Tables 1, 2, 4, 5 and 8).
+"""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
+import seaborn
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fused_lwlr.papers import comparison
+from fused_lwlr.papers.figures import panels
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.gradinit import GRID, MODELS, TAUS, initialize_and_train
+from fused_lwlr.papers.grid import CHOOSING
+from fused_lwlr.papers.tables import Table, summary
+
+
+def is_scale(name: str, param: Tensor) -> bool:
+    """Whether a parameter is the scale of a normalization."""
+    return param.dim() == 1 and name.endswith("weight")
+
+
+def is_no_scale(name: str, param: Tensor) -> bool:
+    """Whether a parameter is not the scale of a normalization."""
+    return not is_scale(name, param)
+
+
+SAME = "as in the authors' scripts"
+ARGUMENTS: dict[str, dict[str, Any] | str] = {
+    SAME: {},
+    "no overlap": {"overlap": 0.0},
+    "the same minibatch": {"overlap": 1.0},
+    "penalty 0.0001": {"penalty": 1e-4},
+    "penalty 0.01": {"penalty": 1e-2},
+    "penalty 1": {"penalty": 1.0},
+    "no bound": {"gamma": inf},
+    "no bound, the same minibatch": {"gamma": inf, "overlap": 1.0},
+    "fixed scales of BN": {"select": is_no_scale},
+    "only scales of BN": {"select": is_scale},
+    "learned scalars": "scalars",
+}
+"""Variant -> arguments of `gradinit_`, besides g / ‖g‖, which the authors' scripts use; or a start (see `start_`)."""
+# by net: with batch normalization and shortcuts, and with neither
+PAPER: tuple[dict[str, str], dict[str, str]] = (
+    {
+        SAME: "38.2 ± 0.9", "penalty 0.0001": "32.4", "penalty 0.01": "32.6", "penalty 1": "36.5",
+        "no bound": "38.4 ± 1.5", "no bound, the same minibatch": "13.8 ± 2.5", "fixed scales of BN": "24.7 ± 3.1",
+        "only scales of BN": "25.4 ± 3.1", "learned scalars": "21.5 ± 6.9",
+    },
+    {
+        SAME: "29.3 ± 0.6", "no overlap": "21.9 ± 4.4", "the same minibatch": "28.7 ± 1.0", "penalty 0.0001": "32.3",
+        "penalty 0.01": "30.4", "penalty 1": "18.2",
+    },
+)  # fmt: skip
+"""Accuracy in % after the first epoch of CIFAR-10, with the standard error of 4 seeds where the paper has it:
+ResNet-110 with BN (Tables 2, 4 and 5; without a bound VGG-19 with BN, Table 8), and VGG-19 without BN (Tables 1, 2)."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every net with the variants that the paper has for it, at all rates of the scales."""
+    cells = [
+        {"model": settings.model or model, "init": init, "tau": tau}
+        for model, paper in zip(MODELS, PAPER, strict=True)
+        for init in (list(paper)[:2] if settings.quick else paper)
+        for tau in ((0.0,) if init == "learned scalars" else TAUS[-3:-1] if settings.quick else TAUS)
+    ]
+    return settings.jobs(train_variant, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
+
+
+def train_variant(init: str, tau: float, **common: Any) -> dict[str, Any]:
+    """The results of `initialize_and_train`, without the standard deviations of gradients."""
+    arguments = ARGUMENTS[init]
+    start: str | Mapping[str, Any] = arguments if isinstance(arguments, str) else {"normalize": True, **arguments}
+    found = initialize_and_train(init, tau, start, **common)
+    return {name: found[name] for name in ("first", "best", "last", "accuracies", "val_loss", "normalized", "problem")}
+
+
+def best_of(results: Any) -> Any:
+    """The results at the best rates of the scales."""
+    return GRID.best(results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float)))
+
+
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """Accuracy after the first epoch, and the difference from GradInit as in the authors' scripts."""
+    best = best_of(results)
+
+    def paper(of: Any) -> str:
+        return PAPER[0 if of.normalized.iloc[0] else 1].get(of.init.iloc[0], "")
+
+    values: dict[Any, Any] = {
+        "best τ": lambda of: GRID.rate_of(of) if of.tau.iloc[0] else "",
+        "first epoch %": ("first", "{:.1f}"),
+        "best %": ("best", "{:.1f}"),
+        comparison.COLUMNS: GRID.over(best, dict.fromkeys(list(ARGUMENTS)[1:], SAME), "first", "{:+.1f}"),
+        "paper: first epoch %": paper,
+    }
+    notes = [
+        f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine after one pass of GradInit, test "
+        f"accuracy, mean ± standard deviation over {settings.seeds} seeds",
+        f'difference: after the first epoch, in points minus "{SAME}": overlap 0.5, a bound with η·γ² = 0.1, g / ‖g‖, '
+        "all parameters",
+        comparison.NOTE,
+        f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
+        "other seeds run at it alone",
+        "paper: CIFAR-10, mean of 4 seeds, with ± standard error where the paper has it: ResNet-110 with BN (Tables 2, "
+        "4, 5; without a bound VGG-19 with BN, Table 8), VGG-19 without BN (Tables 1, 2)",
+    ]
+    tried = {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")}
+    rates = GRID.of_choice(results[results.tau > 0])
+    return [
+        summary("GradInit with other arguments", best, {"net": "model", "variant": "init"}, values, notes),
+        summary(f"all τ, {CHOOSING} seeds", rates, {"net": "model", "variant": "init", "τ": "tau"}, tried),
+    ]
+
+
+def draw(results: Any) -> Figure:
+    """Accuracy after the first epoch at the best rates, with the standard deviation over seeds."""
+    best = best_of(results)
+    models = list(best.model.unique())
+    figure, axes_of = panels(len(models))
+    for axes, model in zip(axes_of, models, strict=True):
+        seaborn.barplot(best[best.model == model], x="first", y="init", errorbar="sd", color="#00798c", ax=axes)
+        axes.set(xlabel="test accuracy in % after the first epoch", ylabel="", title=model, xlim=(0, 100))
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+STUDY = Study("gradinit-variants", __doc__, jobs, tables, draw, grid=GRID, epochs=6)
