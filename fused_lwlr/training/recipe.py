@@ -183,6 +183,11 @@ class Recipe:
     momentum: Part = _optimizer(0.9, "Momentum of SGD.")
     nesterov: bool = _optimizer(False, "Nesterov momentum of SGD.")
     lr_in_momentum: bool = _optimizer(False, "Keep the learning rate in the momentum buffer, as MLPerf does.")
+    rescale_weights: bool = _optimizer(
+        False,
+        "With sgd: divide scale-invariant weights by the largest of their norms in every step, so that effective "
+        "learning rates do not fall. Which weights these are is measured on one batch first.",
+    )
     betas: Pair = _optimizer(
         (0.9, 0.999),
         "Decay of the two moments of AdamW; of Lion β₁ of the direction and β₂ of the moment.",

@@ -14,6 +14,7 @@ ONLY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "momentum": ("optimizer", ("sgd",)),
     "nesterov": ("optimizer", ("sgd",)),
     "lr_in_momentum": ("optimizer", ("sgd",)),
+    "rescale_weights": ("optimizer", ("sgd",)),
     "betas": ("optimizer", ("adamw", "lion")),
     "eps": ("optimizer", ("adamw",)),
     "cautious_decay": ("optimizer", ("adamw", "lion")),
@@ -126,6 +127,8 @@ def _check_optimizer(recipe: Any) -> None:
         raise ValueError(
             f"--lr-in-momentum does not go with --scaling {scaling}, whose factor depends on --lr: take lars"
         )
+    if recipe.rescale_weights and scaling in ("hyperball", "brake"):
+        raise ValueError(f"--rescale-weights and --scaling {scaling} both change the norms of weights: give one")
     if (recipe.nesterov or recipe.lr_in_momentum) and not recipe.momentum:
         raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
     if recipe.cautious_decay and not recipe.weight_decay:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr import LayerRates
+from fused_lwlr import LayerRates, scale_invariant
 from fused_lwlr.data import (
     Batch,
     Splits,
@@ -100,6 +100,7 @@ class Trainer:
         recipe = self.recipe
         # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
+        rescaled = self._rescaled()
         load_weights(recipe.weights, self.model)
         if recipe.init == "gradinit":
             passes = self.passes.minibatches(gradinit_batches(recipe), alone=True)
@@ -111,15 +112,38 @@ class Trainer:
             recipe, called, self.passes.weighted(steps), self._weighted_loss, world=self.world, steps=steps,
             left_out=left_out, progress=progress,
         )  # fmt: skip
-        self._start(called, optimizer)
+        self._start(called, rescaled, optimizer)
 
     def adopt(self) -> None:
-        """Prepare for loading a checkpoint, which has the multipliers: nothing is measured."""
-        self._start(wrap(self.model, self.recipe, self.world))
+        """Prepare for loading a checkpoint, which has the multipliers: no rates are measured."""
+        rescaled = self._rescaled()
+        self._start(wrap(self.model, self.recipe, self.world), rescaled)
 
-    def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
+    def _rescaled(self) -> dict[str, Any]:
+        """The option `rescale_weights` of the optimizer, if the recipe has it.
+
+        It is measured in every process, at the weights that were drawn, which are the same when a training goes on.
+
+        Raises:
+            ValueError: no weight is scale-invariant.
+        """
+        if not self.recipe.rescale_weights:
+            return {}
+        [batch] = self.passes.minibatches(1, alone=True)
+        found = scale_invariant(self.model, batch, self.loss, backend=self.recipe.backend)
+        if not len(found):
+            raise ValueError(
+                f"--rescale-weights has nothing to rescale: no weight of {self.recipe.model} is scale-invariant, which "
+                "takes a normalization after it; leave the option out"
+            )
+        return {"rescale_weights": found}
+
+    def _start(
+        self, called: nn.Module, rescaled: dict[str, Any], optimizer: "Callable[[Trainer], Any] | None" = None
+    ) -> None:
         self.called: Any = torch.compile(called, mode=self.recipe.compile_mode) if self.recipe.compile else called
-        self.optimizer = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates)
+        made = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
+        self.optimizer = made
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
 
     @property

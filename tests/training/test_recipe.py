@@ -310,6 +310,10 @@ WRONG = [
     ({"lr": 0.001, "min_lr": 0.5}, "--min-lr 0.5 is above the peak learning rate, 0.001: the rate would rise"),
     ({"lr_in_momentum": True, "scaling": "larc"}, "--lr-in-momentum does not go with --scaling larc, whose factor "
                                                   "depends on --lr: take lars"),
+    ({"rescale_weights": True, "scaling": "hyperball"}, "--rescale-weights and --scaling hyperball both change the "
+                                                        "norms of weights: give one"),
+    ({"rescale_weights": True, "optimizer": "adamw"}, "--rescale-weights is for --optimizer sgd, but --optimizer is "
+                                                      "adamw"),
     ({"nesterov": True, "momentum": 0}, "--nesterov and --lr-in-momentum need --momentum above 0"),
     ({"scaling": "lamb"}, "--scaling lamb goes with --optimizer adamw"),
     ({"scaling": "larc", "optimizer": "adamw"}, "--scaling larc goes with --optimizer sgd; with adamw take lamb"),

@@ -460,3 +460,33 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", missing)
     with pytest.raises(ValueError, match=r"device='cuda' cannot be used by process 3 of this machine here: .*ord"):
         pick_device("cuda", gpu=3)
+
+
+def test_scale_invariant_weights_are_rescaled(data):
+    """As by hand, and with the same layers when a training goes on from its checkpoint."""
+    recipe = dataclasses.replace(BASE, rescale_weights=True, rates="single", steps=2)
+    trainer = Trainer(recipe, ALONE, data)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.prepare()
+    found = trainer.optimizer.options.rescale_weights
+    assert set(found.names) == {name for name, p in trainer.model.named_parameters() if p.dim() == 4}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
+    largest = max(before[name].norm() for name in found.names)
+    plain = Trainer(dataclasses.replace(recipe, rescale_weights=False), ALONE, data)
+    plain.prepare()
+    for each in (trainer, plain):
+        each.gradients(each.batches())
+        each.update()
+    weights = dict(plain.model.named_parameters())
+    for name, param in trainer.model.named_parameters():
+        wanted = weights[name] / largest if name in found.names else weights[name]
+        torch.testing.assert_close(param, wanted, rtol=1e-5, atol=1e-7)
+    adopted = Trainer(recipe, ALONE, data)
+    adopted.adopt()
+    assert adopted.optimizer.options.rescale_weights.names == found.names
+
+
+def test_nothing_to_rescale_is_refused(data):
+    recipe = dataclasses.replace(BASE, rescale_weights=True, model="noshort8x2-nobn", steps=1)
+    with pytest.raises(ValueError, match="--rescale-weights has nothing to rescale: no weight of noshort8x2-nobn is"):
+        Trainer(recipe, ALONE, data).prepare()
