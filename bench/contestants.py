@@ -39,12 +39,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Options of optimizers, ours and others', without lr."""
 LARS = {**OPTIONS["sgd"], "trust_coeff": numbers.TRUST, "eps": numbers.LARS_EPS}
+EXACT = {"quantize": False, "master_weight_bits": None}
 PEERS: list[tuple[str, str, str, str, str, dict[str, Any]]] = [
     ("timm", "sgd", "LARS", "timm.optim.lars", "Lars", LARS),
     ("timm", "adamw", "LAMB", "timm.optim.lamb", "Lamb", {**OPTIONS["adamw"], "max_grad_norm": None}),
     ("apex", "sgd", "plain", "apex.optimizers", "FusedSGD", OPTIONS["sgd"]),
     ("apex", "adamw", "plain", "apex.optimizers", "FusedAdam", OPTIONS["adamw"]),
     ("apex", "adamw", "LAMB", "apex.optimizers", "FusedLAMB", {**OPTIONS["adamw"], "max_grad_norm": 1e30}),
+    ("flashoptim", "sgd", "plain", "flashoptim", "FlashSGD", {**OPTIONS["sgd"], **EXACT}),
+    ("flashoptim", "adamw", "plain", "flashoptim", "FlashAdamW", {**OPTIONS["adamw"], **EXACT}),
+    ("bitsandbytes", "adamw", "plain", "bitsandbytes.optim", "AdamW32bit", OPTIONS["adamw"]),
+    ("bitsandbytes", "adamw", "LAMB", "bitsandbytes.optim", "LAMB32bit", {**OPTIONS["adamw"], "max_unorm": 0.0}),
+    ("torchao", "adamw", "plain", "torchao.optim", "_AdamW", OPTIONS["adamw"]),
+    ("heavyball", "adamw", "plain", "heavyball", "AdamW", OPTIONS["adamw"]),
 ]
 """Package, rule, method, module, class and options of other libraries' optimizers."""
 
@@ -92,13 +99,13 @@ def ours(rule: str, method: str) -> Contestant:
     return Contestant(rule, method, "ours", build)
 
 
-def torchs(rule: str, method: str, passes: float | None, *, fused: bool = True) -> Contestant:
-    """torch.optim's, fused or as a loop; with a param group for each tensor, or after clip_grad_norm_."""
+def torchs(rule: str, method: str, passes: float | None, which: str = "fused") -> Contestant:
+    """torch.optim's, fused, foreach or as a loop; with a param group for each tensor, or after clip_grad_norm_."""
 
     def build(named: Named, lr: float, capturable: bool) -> Any:
         params: list[Any] = [param for _, param in named]
         groups = [{"params": [p], "lr": lr * numbers.MULTIPLIER} for p in params] if method == "multipliers" else params
-        more: dict[str, Any] = {"fused": True} if fused else {"foreach": False}
+        more: dict[str, Any] = {"foreach": False} if which == "for-loop" else {which: True}
         more |= {"capturable": capturable} if rule == "adamw" else {}
         optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[rule](groups, lr=lr, **more, **OPTIONS[rule])
         if method != "clip":
@@ -106,8 +113,7 @@ def torchs(rule: str, method: str, passes: float | None, *, fused: bool = True) 
         clip = partial(torch.nn.utils.clip_grad_norm_, params, numbers.MAX_NORM, foreach=True)
         return SimpleNamespace(step=lambda: (clip(), optimizer.step()))
 
-    who = "torch fused" if fused else "torch for-loop"
-    return Contestant(rule, method, who, build, passes, mutates=method == "clip")
+    return Contestant(rule, method, f"torch {which}", build, passes, mutates=method == "clip")
 
 
 def composed(method: str, passes: float) -> Contestant:
@@ -163,7 +169,8 @@ def contestants() -> list[Contestant]:
     found = []
     for rule, fused in (("sgd", 5), ("adamw", 7)):
         found += [torchs(rule, "plain", fused), *(ours(rule, method) for method in METHODS[rule])]
-        found += [torchs(rule, "plain", None, fused=False), torchs(rule, "multipliers", fused)]
+        found += [torchs(rule, "plain", None, which) for which in ("foreach", "for-loop")]
+        found += [torchs(rule, "multipliers", fused)]
         # the norm reads, the scaling reads and writes
         found += [torchs(rule, "clip", fused + 3)]
     # two norms, one scaled copy, and the fused step; LARS adds the weight decay and scales in two calls
