@@ -35,7 +35,7 @@ def test_everyone_is_timed(result):
     assert timed >= expected
     assert not [name for name in result["refused"] if "ours" in name]
     for row in result["rows"]:
-        graph = row["rule"] != "statistics" and row["who"] in ("ours", "torch fused", "torch for-loop")
+        graph = row["rule"] != "statistics" and row["who"] in ("ours", "torch fused", "torch foreach", "torch for-loop")
         assert {"host", "wall", "cold", "warm"} <= row.keys()
         assert ("replay" in row) == graph
         assert row["rounds"] == 3
