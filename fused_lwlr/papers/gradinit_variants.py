@@ -42,7 +42,8 @@ ARGUMENTS: dict[str, dict[str, Any] | str] = {
     "only scales of BN": {"select": is_scale},
     "learned scalars": "scalars",
 }
-"""Variant -> arguments of `gradinit_`, besides g / ‖g‖, which the authors' scripts use; or a start (see `start_`)."""
+"""Variant -> arguments of `gradinit_` or a start of `start_`. All variants of GradInit have `normalize=True`, as the
+authors' scripts."""
 # by net: with batch normalization and shortcuts, and with neither
 PAPER: tuple[dict[str, str], dict[str, str]] = (
     {

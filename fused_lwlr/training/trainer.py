@@ -122,7 +122,8 @@ class Trainer:
     def _rescaled(self) -> dict[str, Any]:
         """The option `rescale_weights` of the optimizer, if the recipe has it.
 
-        It is measured in every process, at the weights that were drawn, which are the same when a training goes on.
+        Every process measures it at the initial weights. These follow from the seed, so a resumed training rescales the
+        same layers.
 
         Raises:
             ValueError: no weight is scale-invariant.

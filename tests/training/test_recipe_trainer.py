@@ -463,7 +463,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 
 
 def test_scale_invariant_weights_are_rescaled(data):
-    """As by hand, and with the same layers when a training goes on from its checkpoint."""
+    """The step divides by the largest norm. A resumed training rescales the same layers."""
     recipe = dataclasses.replace(BASE, rescale_weights=True, rates="single", steps=2)
     trainer = Trainer(recipe, ALONE, data)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
