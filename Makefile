@@ -41,7 +41,7 @@ test-interpreted: $(VENV)/.dev
 
 # what the three above run, with one start
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --durations=30
 	$(MAKE) test-interpreted
 
 # what runs kernels once more, with the oldest triton that GPU machines around us have

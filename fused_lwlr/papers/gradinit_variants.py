@@ -124,7 +124,7 @@ def draw(results: Any) -> Figure:
     figure, axes_of = panels(len(models))
     for axes, model in zip(axes_of, models, strict=True):
         seaborn.barplot(best[best.model == model], x="first", y="init", errorbar="sd", color="#00798c", ax=axes)
-        axes.set(xlabel="test accuracy in % after the first epoch", ylabel="", title=model, xlim=(0, 100))
+        axes.set(xlabel="test accuracy in %", ylabel="", title=model, xlim=(0, 100))
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
