@@ -114,7 +114,7 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
         "1 steps; 2 images are left over",
         "90 steps, 5 of them warm-up, then a polynomial to 0",
         "0.02 at its peak",
-        "sgd, momentum 0.9, nesterov False, lr_in_momentum True, scaling lars, rates layerwise",
+        "sgd, momentum 0.9, nesterov False, lr_in_momentum True, rescale_weights False, scaling lars, rates layerwise",
         "0.0001 of 54 of 161 tensors, 23,461,056 parameters",
         "90 steps at the lower of these, without validation",
         "kept for the backward pass, 2 images",
