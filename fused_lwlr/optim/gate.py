@@ -1,6 +1,6 @@
 """Decisions that all layers share: clipping by the global norm, non-finite gradients, and rates from all weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def decide(
             for plan, gate in zip(plans, gates, strict=True)
         ]
         totals = totals_of(found, [plan.counts_for_max_norm for plan in plans] if rescales else None)
-        gates, report = gates_of(options, plans, gates, totals, [sums[:, NONFINITE] for sums in found])
+        gates, report = gates_of(options, plans, gates, totals, (sums[:, NONFINITE] for sums in found))
         if options.balances:
             scales = balanced(plans, [sums[:, WEIGHT_SQ_SUM] for sums in found])
     return list(map(Decision, scales, gates)), report
@@ -111,7 +111,7 @@ def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Fa
 
 
 def gates_of(
-    options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
+    options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], totals: Tensor, counts: Iterable[Tensor]
 ) -> tuple[list[Gate], SkipReport | None]:
     """Returns the gates of the next step, from the totals of all gradients, and the report on the step.
 

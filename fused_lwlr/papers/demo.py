@@ -1,5 +1,5 @@
-"""Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one effective
-learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.
+"""Small Transformers on Python's documentation, beside the usual ways to train. Post-LN models have GradInit or one
+effective learning rate instead of warm-up. Pre-LN models have layer-wise rates.
 
 Learning rates are the best of the studies `gradinit-language`, `elr-language` and `lwlr-language`, whose grids are
 recorded in `bench/results/studies/NAME/results.json`.

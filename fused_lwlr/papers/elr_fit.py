@@ -1,5 +1,5 @@
-"""Effective learning rates of the layers of a net, and what a model of them predicts from its first step (Spreads in
-Effective Learning Rates, Figure 10).
+"""Measured and predicted effective learning rates of the layers of a net. The prediction needs the first step alone
+(Spreads in Effective Learning Rates, Figure 10).
 
 Weight and gradient norms before the first step give each layer's c and ‖W‖², and later values are not used. SGD at
 constant rates, without weight decay, as the model assumes.

@@ -1,7 +1,7 @@
-"""A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective learning
-rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).
+"""A post-LN Transformer on text, by SGD with momentum and decay, with neither, and at one effective learning rate for
+all layers. Each has warm-up or none (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).
 
-Three setups of SGD, in a Transformer with more LayerNorms.
+The Transformer has a LayerNorm after every layer of a branch.
 """
 
 from typing import Any
