@@ -4,7 +4,7 @@ MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 
 Each initialization goes through the data once; the baselines train an epoch more instead.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -13,22 +13,16 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parametrize
 
-from fused_lwlr import SGD, AdamW, Lion, gradinit_, metainit_
-from fused_lwlr.data.minibatches import minibatches
-from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, Grid
+from fused_lwlr.papers.starts import start_, train_after
 from fused_lwlr.papers.tables import Table, cell, summary
-from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
-LR, CLIP = 0.1, 1.0
-"""Section 4.1.1; nets without normalization are clipped."""
 # VGG-19 and DenseNet-100 are left to --model vgg19x8, vgg19x8-nobn, densenet100x4 or densenet100. One training of
 # 6 epochs takes 10 to 14 s on one core with VGG-19 of an eighth of its width, and with DenseNet-100 of growth 4.
 MODELS = ("resnet", "noshort20x8-nobn")
@@ -45,8 +39,6 @@ STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 }
 """Start of a training (see `start_`) -> its name, its color, and the rates to choose from. The authors' scripts
 divide the gradient by its norm."""
-GRADINIT: dict[str, dict[str, Any]] = {"gradinit": {}, "gradinit-normalized": {"normalize": True}}
-"""Start -> arguments of `gradinit_`."""
 LABELS = {start: name for start, (name, _, _) in STARTS.items()}
 COLORS = {name: color for name, color, _ in STARTS.values()}
 GRID = Grid(("model", "init"), rate="tau", outcome="last", choosing=CHOOSING)
@@ -101,116 +93,19 @@ def jobs(settings: Settings) -> list[Job]:
     return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 
 
-def initialize_and_train(
-    init: str, tau: float, start: str | Mapping[str, Any] | None = None, **common: Any
-) -> dict[str, Any]:
-    """Test accuracy after every epoch, loss on held-out images, and σ(g) of every weight before and after `init`.
+def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]:
+    """The results of `train_after`, and σ(g) of every weight before and after the start, None if the start fails."""
+    deviations: dict[str, Any] = {"before": None, "after": None}
 
-    SGD at a rate of 0.1 with a cosine from the beginning, clipped without batch normalization. None after divergence;
-    `problem` has the reason, also if the initialization itself fails.
-
-    Args:
-        init: the name of the start.
-        tau, start: of `start_`; by default its start is `init`.
-        common: fields of the recipe.
-    """
-    found: dict[str, Any] = dict.fromkeys(
-        ("first", "best", "last", "accuracies", "val_loss", "before", "after", "normalized")
-    )
-
-    def initialized(trainer: Trainer) -> SGD | AdamW | Lion:
-        model = trainer.model
-        found["normalized"] = is_normalized(model)
+    def begin(trainer: Trainer) -> SGD | AdamW | Lion:
         drawn = start_(trainer, "kaiming", 0.0)
-        found["before"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
-        optimizer = drawn if init == "kaiming" else start_(trainer, start or init, tau)
-        found["after"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
+        before = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
+        optimizer = drawn if init == "kaiming" else start_(trainer, init, tau)
+        deviations["after"] = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
+        deviations["before"] = before
         return optimizer
 
-    recipe = recipe_of(**{"init": "model", "lr": LR, "warmup": 0.0, **common})
-    try:
-        trained = train(recipe, optimizer=initialized, tuned=True)
-    except ValueError as error:
-        if "not finite" not in str(error):
-            raise
-        return {**found, "before": None, "problem": str(error)}
-    if trained.problem is None:
-        of = trained.accuracies
-        found |= {"first": of[0], "best": max(of), "last": of[-1], "accuracies": of, "val_loss": trained.val_loss}
-    return {**found, "problem": trained.problem}
-
-
-class Scalar(nn.Module):
-    """A weight times a scalar that is learned, 1 at first."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.scalar = nn.Parameter(torch.ones((), dtype=weight.dtype, device=weight.device))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.scalar
-
-
-def learn_scalars_(model: nn.Module) -> None:
-    """Multiply each weight of a convolution or linear layer by a scalar that training learns (GradInit, Table 5)."""
-    for module in list(model.modules()):
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            parametrize.register_parametrization(module, "weight", Scalar(module.weight))
-
-
-def is_normalized(model: nn.Module) -> bool:
-    """Whether a model has batch normalization."""
-    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-
-
-def start_(trainer: Trainer, start: str | Mapping[str, Any], tau: float) -> SGD | AdamW | Lion:
-    """Draw weights by He's initialization, run the start, and return the optimizer of the training.
-
-    Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
-
-    Args:
-        trainer: with its model.
-        start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
-            begins; "metainit" or "metainit-adam"; "gradinit", or "gradinit-normalized" with 𝒜[g] = g / ‖g‖;
-            or "scalars", see `learn_scalars_`. Or arguments of `gradinit_`.
-        tau: the learning rate of the scales, or of MetaInit.
-
-    Raises:
-        ValueError: as in `gradinit_` and `metainit_`.
-    """
-    model, recipe = trainer.model, trainer.recipe
-    torch.manual_seed(recipe.seed)
-    kaiming_init_(model)
-    options = GRADINIT.get(start) if isinstance(start, str) else start
-    if start == "scalars":
-        learn_scalars_(model)
-    elif start in ("metainit", "metainit-adam"):
-        rule: Any = "adam" if start == "metainit-adam" else "signsgd"
-        metainit_(model, one_epoch(trainer, recipe.batch_size), trainer.loss, rule=rule, lr=tau, steps=None)
-    elif options is not None:
-        # GradInit joins two minibatches
-        halves = one_epoch(trainer, recipe.batch_size // 2)
-        adam = recipe.optimizer == "adamw"
-        of_rule: dict[str, Any] = {"optimizer": "adam", "normalize": False} if adam else {}
-        gradinit_(model, halves, trainer.loss, lr=recipe.lr, tau=tau, steps=None, **{**options, **of_rule})
-    clip = recipe.clip_global_norm if is_normalized(model) else CLIP
-    optimizer = new_optimizer(recipe, model, None, clip_global_norm=clip)
-    batches = list(one_epoch(trainer, recipe.batch_size)) if start in ("constant", "warm-up") else []
-    for i, (inputs, targets) in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * (i + 1) / (len(batches) + 1) if start == "warm-up" else recipe.lr
-        optimizer.zero_grad()
-        trainer.loss(model.train()(inputs), targets).backward()
-        optimizer.step()
-    optimizer.zero_grad()
-    return optimizer
-
-
-def one_epoch(trainer: Trainer, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Minibatches of one pass over the training data, in another order than in the training."""
-    images, seed = trainer.data.train, trainer.recipe.seed + 1000
-    steps = len(images) // batch_size
-    return minibatches(images, batch_size, trainer.world.device, seed=seed, steps=steps, workers=trainer.workers)
+    return {**train_after(begin, **common), **deviations}
 
 
 def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:

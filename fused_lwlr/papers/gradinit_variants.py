@@ -2,7 +2,6 @@
 scales of a part of the parameters; and after learning scales in the training (GradInit, Tables 1, 2, 4, 5 and 8).
 """
 
-from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -13,8 +12,9 @@ from torch import Tensor
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.gradinit import GRID, MODELS, TAUS, initialize_and_train
+from fused_lwlr.papers.gradinit import GRID, MODELS, TAUS
 from fused_lwlr.papers.grid import CHOOSING
+from fused_lwlr.papers.starts import start_, train_after
 from fused_lwlr.papers.tables import Table, summary
 
 
@@ -72,11 +72,10 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def train_variant(init: str, tau: float, **common: Any) -> dict[str, Any]:
-    """The results of `initialize_and_train`, without the standard deviations of gradients."""
+    """The results of `train_after` a variant."""
     arguments = ARGUMENTS[init]
-    start: str | Mapping[str, Any] = arguments if isinstance(arguments, str) else {"normalize": True, **arguments}
-    found = initialize_and_train(init, tau, start, **common)
-    return {name: found[name] for name in ("first", "best", "last", "accuracies", "val_loss", "normalized", "problem")}
+    start = arguments if isinstance(arguments, str) else {"normalize": True, **arguments}
+    return train_after(lambda trainer: start_(trainer, start, tau), **common)
 
 
 def best_of(results: Any) -> Any:

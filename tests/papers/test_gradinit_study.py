@@ -22,9 +22,9 @@ from fused_lwlr.papers.gradinit import (
     gradient_std,
     initialize_and_train,
     paper_of,
-    start_,
 )
 from fused_lwlr.papers.held_out import hold_out
+from fused_lwlr.papers.starts import start_
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
@@ -67,8 +67,8 @@ def test_an_initialization_takes_one_pass_over_the_data(start, size, monkeypatch
         assert steps is None
         seen.extend(inputs for inputs, _ in batches)
 
-    monkeypatch.setattr("fused_lwlr.papers.gradinit.gradinit_", taken)
-    monkeypatch.setattr("fused_lwlr.papers.gradinit.metainit_", taken)
+    monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", taken)
+    monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", taken)
     start_(trainer(), start, 0.01)
     assert {len(inputs) for inputs in seen} == {size}
     images = torch.cat(seen).flatten(1)
@@ -81,7 +81,7 @@ def test_an_initialization_takes_one_pass_over_the_data(start, size, monkeypatch
 def test_an_epoch_more_by_hand(start, monkeypatch):
     """An epoch of four minibatches: rounding grows over more."""
     epoch = batches(1001)[:4]
-    monkeypatch.setattr("fused_lwlr.papers.gradinit.one_epoch", lambda trainer, size: iter(epoch))
+    monkeypatch.setattr("fused_lwlr.papers.starts.one_epoch", lambda trainer, size: iter(epoch))
     ours = trainer("resnet8x2")
     optimizer = start_(ours, start, 0.0)
     torch.manual_seed(1)
@@ -210,7 +210,7 @@ def test_a_failed_initialization_is_reported(monkeypatch):
     def fail(*args, **options):
         raise ValueError("the loss is not finite: nan")
 
-    monkeypatch.setattr("fused_lwlr.papers.gradinit.metainit_", fail)
+    monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", fail)
     found = initialize_and_train("metainit", 0.1, model="noshort8x2-nobn", seed=0, **COMMON)
     assert found["first"] is None
     assert found["problem"] == "the loss is not finite: nan"
@@ -220,7 +220,7 @@ def test_a_failed_initialization_is_reported(monkeypatch):
 def test_variants_have_their_arguments(monkeypatch):
     """Each variant of the paper's tables calls `gradinit_` with its own arguments; the scales of BN are one part."""
     calls = []
-    monkeypatch.setattr("fused_lwlr.papers.gradinit.gradinit_", lambda *args, **options: calls.append(options))
+    monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", lambda *args, **options: calls.append(options))
     study = find("gradinit-variants")
     jobs = {job.parameters["init"]: job for job in study.jobs(study.settings())}
     assert set(jobs) == set(gradinit_variants.ARGUMENTS)
