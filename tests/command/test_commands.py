@@ -152,7 +152,7 @@ def test_minibatches_of_more_than_an_epoch(run, tmp_path):
 
 def test_demo(run, tmp_path):
     output = run("demo --quick --seeds 1 --jobs 1 --out here --device cpu").output
-    for text in ("post-LN", "GradInit", "LWLR", "needs", "one seed", "4 steps say nothing about", "here/demo.png"):
+    for text in ("Post-LN", "GradInit", "LWLR", "needs", "one seed", "4 steps say nothing about", "here/demo.png"):
         assert text in output
     assert " ends at " not in output
     assert (tmp_path / "here" / "demo.png").read_bytes().startswith(PNG)
