@@ -21,7 +21,7 @@ import fused_lwlr
 from bench.bytes_moved import launches
 from bench.gate import parameters
 from bench.rows import command, show
-from fused_lwlr.snapshot import forms_of, take_snapshot
+from fused_lwlr.optim.snapshot import forms_of, take_snapshot
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)

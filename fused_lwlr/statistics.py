@@ -3,18 +3,21 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
+from fused_lwlr.kernels.table import addresses_of
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable
 from fused_lwlr.shards import Completion, completion_of, local, local_row
-from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
+
+SHAPE = attrgetter("shape")
 
 
 class Columns:
@@ -164,30 +167,28 @@ class _Kept:
     def __init__(self, layers: Sequence[Layer], backend: ModuleType):
         self._params = list({id(layer.param): layer.param for layer in layers}.values())
         place = {id(param): i for i, param in enumerate(self._params)}
-        rows = [Row(place[id(layer.param)], layer.start, layer.stop) for layer in layers]
+        rows = [
+            local_row(Row(place[id(layer.param)], layer.start, layer.stop), self._params[place[id(layer.param)]])
+            for layer in layers
+        ]
         self.backend = backend
-        params, grads = self._local()
-        local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
-        self.table = Table({"param": params, "grad": grads}, local_rows)
-        dtypes = [self.table.grad_dtype] * len(params)
-        self._forms = forms_of(params, dtypes, sliced=any(row.stop is not None for row in rows))
-        # where kernels cannot reach a tensor, addresses tell nothing
-        found = self._take_snapshot() if all_addressable((*params, *grads)) else None
-        self._fixed = None if found is None else found.fixed
-
-    def _local(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        return list(map(local, self._params)), [local(param.grad) for param in self._params]
-
-    def _take_snapshot(self) -> Snapshot | None:
-        params, grads = self._local()
-        return take_snapshot(params, grads, (), self._forms)
+        params = list(map(local, self._params))
+        self.table = Table({"param": params, "grad": self._grads()}, rows)
+        self._places = _places(params)
 
     def take(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
-        found = None if self._fixed is None else self._take_snapshot()
-        if found is None or found.fixed != self._fixed or not all(found.present):
-            return False
-        return self.table.accept_gradients(found.grads, found.addresses)
+        params = list(map(local, self._params))
+        same = all(map(is_, params, self.table.columns["param"])) and _places(params) == self._places
+        return same and self.table.accept_gradients(self._grads())
+
+    def _grads(self) -> list[Tensor | None]:
+        return [local(param.grad) for param in self._params]
+
+
+def _places(tensors: Sequence[Tensor]) -> list[Any]:
+    """Returns the address, shape and strides of every tensor; the address is 0 without memory."""
+    return [*zip(addresses_of(tensors), map(SHAPE, tensors), map(Tensor.stride, tensors), strict=True)]
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

@@ -162,15 +162,15 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
 
 def addresses_of(tensors: Sequence[Tensor | None]) -> list[int]:
     """Returns the data pointer of each tensor of a column; 0 if it is absent, empty, sparse or without memory."""
-    return [0 if tensor is None else _address(tensor) for tensor in tensors]
+    with warnings.catch_warnings():
+        # a FakeTensor warns that it has no data pointer
+        warnings.simplefilter("ignore")
+        return [0 if tensor is None else _address(tensor) for tensor in tensors]
 
 
 def _address(tensor: Tensor) -> int:
     try:
-        with warnings.catch_warnings():
-            # a FakeTensor warns that it has no data pointer
-            warnings.simplefilter("ignore")
-            return tensor.data_ptr()
+        return tensor.data_ptr()
     except RuntimeError:
         # sparse tensors have no data pointer, nor have tensors within a transform of torch.func
         return 0

@@ -19,10 +19,10 @@ from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.sharded import sharded_of
+from fused_lwlr.optim.snapshot import Snapshot, forms_of, take_snapshot
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
 from fused_lwlr.shards import is_distributed, local
-from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
 GRAD = attrgetter("grad")
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max

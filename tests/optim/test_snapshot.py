@@ -7,7 +7,7 @@ import torch
 from lazy import negated
 from torch.nn import Parameter
 
-from fused_lwlr.snapshot import forms_of, take_snapshot
+from fused_lwlr.optim.snapshot import forms_of, take_snapshot
 
 SHAPES = [(3, 4), (5,), (), (4, 4)]
 
