@@ -105,11 +105,11 @@ def _groups(own: Groups, saved: Groups) -> list[dict[str, Any]]:
     groups = []
     for mine, theirs in zip(own, saved, strict=True):
         # the options of the dict may hold tensors
-        group = deepcopy({name: option for name, option in theirs.items() if name not in NAMED})
+        group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
         if isinstance(group.get("betas"), list):
             # JSON has lists
             group["betas"] = tuple(group["betas"])
-        # the constructor's names: options of layers and scalings select parameters by them
+        # options of layers and scalings select parameters by the names that the constructor had
         group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
         group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
         groups.append(group)
