@@ -16,6 +16,7 @@ from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODELS = {"fashion-mnist": "vit6x64", "glyphs": "vit4x96p4"}
 QUICK = "vit1x16"
@@ -29,11 +30,17 @@ ARMS: dict[str, dict[str, Any]] = {
     "LWLR": {"init": "lwlr", "rates": "layerwise"},
     "LWLR but tokens": {"init": "lwlr", "rates": "layerwise", "rates_exclude": TOKENS},
 }
-"""Fields of a recipe."""
+"""Fields of a recipe. Only a ViT has tokens."""
+RIVALS = {arm: CONTROL for arm in ARMS if arm != CONTROL}
 FIRST = (0.003, 0.01, 0.03)
 """The rates that every arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
 GRID = Grid(("arm",), choosing=CHOOSING, ladder=LADDER)
 COLORS = dict(zip(ARMS, ("0.7", "0.35", "#d1495b", "#00798c"), strict=True))
+
+
+def arms_of(model: str) -> list[str]:
+    """The arms that a model has."""
+    return [arm for arm, fields in ARMS.items() if "vit" in model or "rates_exclude" not in fields]
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -48,15 +55,16 @@ def jobs(settings: Settings) -> list[Job]:
     return settings.jobs(measure, "{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=common)
 
 
-def measure(arm: str, **common: Any) -> dict[str, Any]:
+def measure(arm: str, optimizer: str = "sgd", **common: Any) -> dict[str, Any]:
     """Train; the loss on held-out images, the training loss, and the test accuracy in % after the last step."""
     own: dict[str, Any] = {
-        "optimizer": "sgd",
+        "optimizer": optimizer,
         "batch_size": BATCH,
         "calibration_steps": CALIBRATION,
-        "weight_decay": 1e-4,
+        "weight_decay": WEIGHT_DECAY[optimizer],
+        "eval_every": 10**9,
     }
-    return train(recipe_of(**ARMS[arm], **own, eval_every=10**9, **common), tuned=True).last
+    return train(recipe_of(**{**own, **ARMS[arm], **common}), tuned=True).last
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -71,9 +79,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "with layer-wise ones, both from LWLR's start",
         f"difference: test accuracy in points minus \"{CONTROL}\"",
     ]  # fmt: skip
-    rivals = dict.fromkeys(ARMS.keys() - {CONTROL}, CONTROL)
     title = "a ViT with SGD, each arm at its best learning rate"
-    return GRID.tables(results, title=title, labels={"arm": "arm"}, rivals=rivals, notes=notes)
+    return GRID.tables(results, title=title, labels={"arm": "arm"}, rivals=RIVALS, notes=notes)
 
 
 def draw(results: Any) -> Figure:
