@@ -69,6 +69,12 @@ def study(
             show_default="the models of the study",
         ),
     ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Width of the networks of balance-variants.", metavar="N", show_default="what the study has"
+        ),
+    ] = None,
     epochs: Epochs = None,
     steps: Steps = None,
     set_: Annotated[
@@ -98,7 +104,8 @@ def study(
 
       fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90 --set amp=bf16
     """
-    chosen = {"seeds": seeds, "epochs": epochs, "steps": steps, "data": data, "model": model, "training": set_ or ()}
+    given = {"seeds": seeds, "epochs": epochs, "steps": steps, "data": data, "model": model, "width": width}
+    chosen = {**given, "training": set_ or ()}
     _run(name, out or Path("runs/study") / f"{name}{'-quick' * quick}", jobs, quick=quick, device=device, **chosen)
 
 

@@ -39,7 +39,7 @@ class Settings:
     """Settings from the command line; part of every result, except the device.
 
     Trainings have a number of epochs, or of steps; the other one has no value.
-    Without `model` the study uses its own models. `training` has fields of the recipes of all trainings, as
+    Without `model` or `width` the study uses its own. `training` has fields of the recipes of all trainings, as
     text. `quick` is a smoke test of seconds: the fewest values with which the tables work.
     """
 
@@ -52,6 +52,7 @@ class Settings:
     training: dict[str, str] = field(default_factory=dict)
     quick: bool = False
     device: str = "auto"
+    width: int | None = None
 
     @property
     def common(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class Study:
         data: by default; others must be text as well, or images as well.
         seeds: by default, 0, 1, ... `quick` has 2.
         least_seeds: the fewest seeds for the tables; a spread needs 2.
-        options: the applicable ones of --data, --model, --epochs, --steps, --seeds and --set; others are
+        options: the applicable ones of --data, --model, --width, --epochs, --steps, --seeds and --set; others are
             refused.
     """
 
@@ -138,7 +139,7 @@ class Study:
 
         Args:
             training: fields of the recipes of all trainings, each as NAME=VALUE.
-            given: seeds, epochs, steps, data and model, or None for the study's own.
+            given: seeds, epochs, steps, data, model and width, or None for the study's own.
 
         Raises:
             ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not

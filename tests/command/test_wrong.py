@@ -49,6 +49,7 @@ WRONG = [
     ("train --fsdp", "--fsdp shards a model over processes, but there is only one"),
     ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
+    ("study balance-variants --width 1", "--width 1: Input should be greater than or equal to 2"),
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
     ("study methods --set amd=bf16 --quick --jobs 1", "--amd: there is no such option; did you mean amp?"),
     # text

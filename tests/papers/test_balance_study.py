@@ -69,6 +69,17 @@ def test_variants(tmp_path):
     assert relu["values"]["losses"][0] == pytest.approx(expected.tolist())
 
 
+def test_width_of_variants(tmp_path):
+    _, jobs = quick("balance-variants", tmp_path, "--width", "30")
+    assert {job["parameters"]["h"] for job in jobs} == {30}
+    rate = 30**1.42
+    expected = balance.simulate(30, rate, rate, 64, 1)[list(STEPS)]
+    found = next(job["values"]["losses"] for job in jobs if job["name"] == "two-layers-seed1")
+    assert found[0] == pytest.approx(expected.tolist())
+    with pytest.raises(ValueError, match="--width 30 has no meaning for balance: leave it out"):
+        find("balance").settings(width=30)
+
+
 @pytest.mark.parametrize(
     ("losses", "said", "divisions"),
     [

@@ -68,7 +68,8 @@ def simulate(
             back = output - seen if gradient == "full" else -seen
             for i, (weight, behind) in enumerate(zip(weights, after, strict=True)):
                 step_of = (back if behind is None else back @ behind.T) / scale
-                back = weight.T @ back
+                if behind is not None:
+                    back = weight.T @ back
                 weights[i] = weight - (eta2 if i else eta1) * step_of
     return np.array(losses)
 
