@@ -230,16 +230,45 @@ def test_variants_have_their_arguments(monkeypatch):
         assert len(found["accuracies"]) == 1
         assert job.function is gradinit_variants.train_variant
     own = [{name: value for name, value in call.items() if name not in ("lr", "tau", "steps")} for call in calls]
+    adam = {"optimizer": "adam", "normalize": False}
     assert own == [
-        {"normalize": True, **arguments}
+        {"normalize": True, **arguments} | (adam if init == "AdamW, GradInit" else {})
         for init in jobs
-        if (arguments := gradinit_variants.ARGUMENTS[init]) != "scalars"
+        if not isinstance(arguments := gradinit_variants.ARGUMENTS[init], str)
     ]
+    assert {"optimizer": "adam", "normalize": False, "gamma": 25.0} in own
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     scales = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)]
     named = dict(model.named_parameters())
     assert [name for name, param in named.items() if gradinit_variants.is_scale(name, param)] == scales
     assert [name for name, param in named.items() if not gradinit_variants.is_no_scale(name, param)] == scales
+
+
+def test_a_variant_with_adamw_by_hand(monkeypatch):
+    """GradInit, "Generalizing to Adam": AdamW at 0.003 with a decay of 0.2."""
+    found = gradinit_variants.train_variant("AdamW, He", 0.0, model="resnet8x2", seed=2, **COMMON)
+    torch.manual_seed(2)
+    model = build("resnet8x2", image_size=8, channels=1, classes=10)
+    torch.manual_seed(2)
+    kaiming_init_(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.2)
+    data, held = hold_out(open_data("digits", image_size=8, augmentation="none"))
+    epoch = list(minibatches(data.train, 64, torch.device("cpu"), seed=2, steps=len(data.train) // 64))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(epoch))
+    for x, y in epoch:
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        schedule.step()
+    images = next(minibatches(held, len(held), torch.device("cpu"), seed=0, steps=1))
+    assert found["val_loss"] == pytest.approx(cross_entropy(model.eval()(images[0]), images[1]).item(), rel=1e-2)
+
+
+def test_a_model_has_all_variants_once():
+    study = find("gradinit-variants")
+    jobs = study.jobs(study.settings(model="vgg19x8"))
+    assert {job.parameters["init"] for job in jobs} == set(gradinit_variants.ARGUMENTS)
+    assert len({job.name for job in jobs}) == len(jobs)
 
 
 def test_variants_are_compared_with_the_authors_arguments():
@@ -248,12 +277,14 @@ def test_variants_are_compared_with_the_authors_arguments():
             "name": f"{init}-{seed}", "model": "resnet", "init": init, "tau": 0.01, "seed": seed, "val_loss": 1.0,
             "first": first + 2.0 * seed, "best": 90.0, "last": 90.0, "accuracies": [first], "normalized": True,
         }
-        for init, first in ((gradinit_variants.SAME, 40.0), ("no bound", 30.0)) for seed in (0, 1)
+        for init, first in ((gradinit_variants.SAME, 40.0), ("AdamW, He", 30.0), ("AdamW, GradInit", 70.0),
+                            ("no bound", 30.0)) for seed in (0, 1)
     ]  # fmt: skip
     rows[-1]["first"] += 1.0
     study = find("gradinit-variants")
     compared, rates = study.tables(study.settings(seeds=2), pandas.DataFrame(rows))
-    same, other = (dict(zip(compared.columns, row, strict=True)) for row in compared.rows)
+    same, he, adam, other = (dict(zip(compared.columns, row, strict=True)) for row in compared.rows)
     assert (same["first epoch %"], same["difference"], same["paper: first epoch %"]) == ("41.0 ± 1.4", "", "38.2 ± 0.9")
     assert (other["difference"], other["n"], other["paper: first epoch %"]) == ("-9.5 ± 0.7", "2", "38.4 ± 1.5")
-    assert len(rates.rows) == 2
+    assert (he["difference"], adam["difference"], adam["paper: first epoch %"]) == ("", "+40.0 ± 0.0", "40.2 ± 0.2")
+    assert len(rates.rows) == 4
