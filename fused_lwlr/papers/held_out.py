@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fused_lwlr.data import Splits, Stream, Text
+from fused_lwlr.data.pairs import PairSplit
 from fused_lwlr.data.sampler import MicroBatch, permutation
 from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.data.sources import Loaded, Split
@@ -30,15 +31,15 @@ def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
     """Returns the data without the part on which learning rates are chosen, and this part.
 
     For images it is a random fifth of the training images, at most 5,000, the same for every seed of a training, and
-    without augmentation. For text it is the first half of the validation text.
+    without augmentation. For text it is the first half of the validation text, or of the validation pairs.
 
     Raises:
-        ValueError: there are fewer than two sequences of validation text, or the data come from a loader with its
+        ValueError: there are fewer than two sequences or pairs for validation, or the data come from a loader with its
             own order.
     """
     if isinstance(data, Text):
-        if not isinstance(data.val, Sequences) or len(data.val) < 2:
-            raise ValueError(f"{data.name} has {len(data.val)} sequences of validation text, but two are needed")
+        if not isinstance(data.val, (Sequences, PairSplit)) or len(data.val) < 2:
+            raise ValueError(f"{data.name} has {len(data.val)} {data.example} for validation, but two are needed")
         chosen, reported = data.val.halves()
         return replace(data, val=reported), chosen
     if isinstance(data.train, Stream):

@@ -61,22 +61,25 @@ class Arm:
 
 
 def study(
-    name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any], **lines: Any
-) -> Study:
+    name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any],
+    function: Callable[..., dict[str, Any]] | None = None, data: str = "python-docs", steps: int = 200, **lines: Any,
+) -> Study:  # fmt: skip
     """A study of arms on text, each at all rates of its grid.
 
     Args:
         quick: the arms of a smoke test.
         text: arguments of `tables`.
+        function: trains, in place of `measure`.
+        data, steps: by default.
         lines: arguments of `draw`.
     """
 
     def jobs(settings: Settings) -> list[Job]:
         chosen, most = (arms[quick], 2) if settings.quick else (arms, None)
-        return [job for arm in chosen for job in arm.jobs(settings, measure, arm.lrs[:most])]
+        return [job for arm in chosen for job in arm.jobs(settings, function or measure, arm.lrs[:most])]
 
     return Study(
-        name, doc, jobs, partial(tables, **text), partial(draw, **lines), epochs=None, steps=200, data="python-docs",
+        name, doc, jobs, partial(tables, **text), partial(draw, **lines), epochs=None, steps=steps, data=data,
         options="data steps seeds set",
     )  # fmt: skip
 
@@ -136,21 +139,23 @@ def xavier_(model: nn.Module) -> None:
 
 
 def tables(
-    settings: Settings, results: Any, *, title: str, paper: tuple[str, Callable[[Any], str]], notes: Sequence[str]
-) -> list[Table]:
+    settings: Settings, results: Any, *, title: str, paper: tuple[str, Callable[[Any], str]], notes: Sequence[str],
+    trains: float = TRAINS, level: str = "the frequencies of characters have 3.2",
+) -> list[Table]:  # fmt: skip
     """The loss of each arm at its best rate with figures of a paper, differences of arms, and the loss at all rates.
 
     Args:
         results: a row for each training, as of `measure`.
         paper: a column, and its cell for the labels of an arm.
+        trains, level: a loss that shows that a training works, and another loss to compare it with, in words.
     """
     of_labels, names = by_label(results), list(results.labels[0])
     grid = Grid(tuple(names), outcome="loss")
     scores, best = grid.scores(of_labels), grid.best(of_labels)
 
-    def trains(of: Any) -> str:
+    def rates_that_train(of: Any) -> str:
         arm = scores.loc[tuple(of[names].iloc[0])]
-        return f"{(arm < TRAINS).sum()} of {len(arm)}"
+        return f"{(arm < trains).sum()} of {len(arm)}"
 
     # a training that has neither loss diverged; one that only has the reported loss chooses nothing
     choosing = of_labels[of_labels.val_loss.notna() | of_labels.loss.isna()]
@@ -161,7 +166,7 @@ def tables(
         best,
         dict(zip(names, names, strict=True)),
         {
-            "rates that train": trains,
+            "rates that train": rates_that_train,
             "best lr": grid.rate_of,
             "held-out loss": ("loss", "{:.3f}"),
             paper[0]: lambda of: paper[1](of.iloc[0]),
@@ -169,7 +174,7 @@ def tables(
         [
             f"{settings.over}; loss in nats a character, of the second half of the text that is held out; each row at "
             f"its best learning rate, by the loss on the first half, {chosen_by}",
-            f"rates that train: this loss gets below {TRAINS:g}; the frequencies of characters have 3.2",
+            f"rates that train: this loss gets below {trains:g}; {level}",
             *notes,
         ],
     )
@@ -202,19 +207,24 @@ def by_label(results: Any) -> Any:
     return labels.join(results[["lr", "seed", "val_loss", "loss"]].astype({"val_loss": float, "loss": float}))
 
 
-def draw(results: Any, *, col: Sequence[str], hue: str, colors: dict[str, str], **options: Any) -> Figure:
-    """The validation loss over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms."""
+def draw(
+    results: Any, *, col: Sequence[str], hue: str, colors: dict[str, str], diverged: float = DIVERGED, **options: Any
+) -> Figure:
+    """The validation loss over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms.
+
+    Trainings that diverged are at the loss `diverged`.
+    """
     of = by_label(results)
     panel = of[list(col)].agg(lambda names: ", ".join(filter(None, names)), axis=1)
-    of = of.assign(panel=panel, shown=of.val_loss.mask(of.loss.isna(), DIVERGED))
+    of = of.assign(panel=panel, shown=of.val_loss.mask(of.loss.isna(), diverged))
     figure = bands(
         of, x="lr", y="shown", labels=("learning rate", "held-out loss"), col="panel", hue=hue, palette=colors,
         facet_kws={"sharex": False}, **options,
     )  # fmt: skip
     for axes in figure.axes:
-        axes.set_ylim(None, DIVERGED + 0.05)
+        axes.set_ylim(None, diverged + 0.05)
         axes.tick_params(axis="x", which="minor", labelbottom=False)
-        axes.axhline(DIVERGED, color="0.5", linewidth=0.8, linestyle=":")
+        axes.axhline(diverged, color="0.5", linewidth=0.8, linestyle=":")
         place: dict[str, Any] = {"va": "top", "transform": axes.get_yaxis_transform()}
-        axes.text(0.02, DIVERGED - 0.02, "diverged", color="0.4", size="small", **place)
+        axes.text(0.02, diverged - 0.02, "diverged", color="0.4", size="small", **place)
     return figure

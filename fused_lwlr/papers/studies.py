@@ -19,6 +19,7 @@ STUDIES = {
     "elr-fit": "elr_fit.STUDY",
     "elr-simulation": "elr_simulation.STUDY",
     "elr-language": "elr_language.STUDY",
+    "elr-translation": "elr_translation.STUDY",
     "gradinit": "gradinit.STUDY",
     "gradinit-variants": "gradinit_variants.STUDY",
     "gradinit-language": "gradinit_language.STUDY",

@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr.data import open_text, train_batches, val_batches
 from fused_lwlr.data.sampler import MicroBatchSampler
 from fused_lwlr.models.gpt import GPT
-from fused_lwlr.papers import demo, language
+from fused_lwlr.papers import demo, elr_translation, language
+from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.papers.language import train_from, xavier_
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.tables import cell
@@ -121,6 +122,7 @@ def test_a_training_that_diverges_has_no_losses():
     [
         ("gradinit-language", "start", ["plain", "warm-up", "GradInit"]),
         ("elr-language", "setup", ["constrained", "constrained"]),
+        ("elr-translation", "setup", ["constrained", "constrained"]),
         ("lwlr-language", "rates", ["single", "layer-wise"]),
     ],
 )
@@ -141,7 +143,7 @@ def test_study(tmp_path, name, column, values):
     assert len({row["held-out loss"] for row in best}) == len(best), "no two ways to train are the same"
 
 
-@pytest.mark.parametrize("name", ["gradinit-language", "elr-language", "lwlr-language"])
+@pytest.mark.parametrize("name", ["gradinit-language", "elr-language", "elr-translation", "lwlr-language"])
 def test_data_that_are_not_text_are_refused(name):
     study = find(name)
     with pytest.raises(ValueError, match=f"--data digits is images: {name} needs text"):
@@ -150,6 +152,50 @@ def test_data_that_are_not_text_are_refused(name):
         study.settings(epochs=2)
     settings = study.settings(steps=7, data="text:a.txt")
     assert all((job.parameters["steps"], job.parameters["data"]) == (7, "text:a.txt") for job in study.jobs(settings))
+
+
+def test_numbers_are_translated():
+    """Some of them by hand; each is there once, and those for the choice of rates are apart from the training."""
+    known = {
+        0: ("zero", "null"), 1: ("one", "eins"), 16: ("sixteen", "sechzehn"), 30: ("thirty", "dreißig"),
+        21: ("twenty-one", "einundzwanzig"), 101: ("one hundred one", "einhunderteins"),
+        612: ("six hundred twelve", "sechshundertzwölf"), 700: ("seven hundred", "siebenhundert"),
+        777: ("seven hundred seventy-seven", "siebenhundertsiebenundsiebzig"),
+    }  # fmt: skip
+    for number, words in known.items():
+        assert (elr_translation.english(number), elr_translation.german(number)) == words
+    lines = elr_translation.numbers()
+    assert lines == elr_translation.numbers()
+    assert {f"{source}\t{target}\n" for source, target in known.values()} < set(lines)
+    assert len({line.split("\t")[0] for line in lines}) == len({line.split("\t")[1] for line in lines}) == 1000
+
+
+def test_pairs_of_the_translation_are_trained_and_held_out(monkeypatch):
+    def opened(data, val_data, **fields):
+        text = open_text(data, context=elr_translation.CONTEXT, vocabulary="characters", val_data=val_data)
+        fit, held = hold_out(text)
+        splits = [fit.train, held, fit.val]
+        assert [len(split) for split in splits] == [800, 100, 100]
+        targets = [{tuple(split.target[split.begin + i]) for i in range(len(split))} for split in splits]
+        assert len(set.union(*targets)) == 1000
+        return {"fields": fields}
+
+    monkeypatch.setattr(language, "measure", opened)
+    assert elr_translation.measure(elr_translation.DATA, lr=0.1) == {"fields": {"lr": 0.1}}
+    monkeypatch.setattr(language, "measure", lambda **fields: fields)
+    assert elr_translation.measure("pairs:other.tsv", lr=0.1) == {"data": "pairs:other.tsv", "lr": 0.1}
+
+
+def test_a_translation_trains_below_the_least_loss_without_the_source():
+    """log(1000) nats for each number, by its characters and END."""
+    targets = [line.split("\t")[1].rstrip("\n") for line in elr_translation.numbers()]
+    least = math.log(1000) / (sum(map(len, targets)) / 1000 + 1)
+    assert abs(elr_translation.NO_SOURCE - least) < 0.001
+    study, losses = find("elr-translation"), {0.1: [(0.29, 0.2)] * 2, 0.2: [(0.31, 0.3)] * 2}
+    best, _, _ = study.tables(study.settings(seeds=2), results_of({"a": losses}).assign(labels=2 * 2 * [
+        {"optimizer": "SGD", "setup": "neither", "warm-up": "no"}]))  # fmt: skip
+    found = dict(zip(best.columns, best.rows[0], strict=True))
+    assert (found["rates that train"], found["paper: perplexity"]) == ("1 of 2", "1.385")
 
 
 def test_xavier():

@@ -57,7 +57,7 @@ def test_of_text_the_first_half_of_validation_is_held_out():
     later = MicroBatch(0, 0, 0, 0, (len(held),))
     torch.testing.assert_close(fit.val[first].inputs, whole.val[later].inputs, rtol=0, atol=0)
     too_short = Sequences(whole.val.tokens, whole.val.begin, whole.val.begin + 60, 64, shifted=False)
-    with pytest.raises(ValueError, match="has 1 sequences of validation text, but two are needed"):
+    with pytest.raises(ValueError, match="has 1 sequences for validation, but two are needed"):
         hold_out(replace(whole, val=too_short))
 
 

@@ -1,0 +1,118 @@
+"""A Transformer that translates numbers from English to German words, by SGD with momentum and decay, with neither, and
+at one effective learning rate for all layers. Each has warm-up or none (Spreads in Effective Learning Rates, Appendix
+B.3 and Figure 12).
+
+The Transformer has a LayerNorm after every layer of a branch. `--data pairs:FILE` translates other sentences, such as
+the paper's Multi30k.
+"""
+
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fused_lwlr.papers import elr_language, language
+from fused_lwlr.papers.elr_language import COLORS, GOAL, PAPER, SETUPS
+from fused_lwlr.papers.language import Arm
+
+MODEL = "seq2seq2"
+DATA = "pairs:numbers"
+"""The study's own pairs, see `numbers`."""
+HELD_OUT = 200
+"""Pairs; the rates are chosen on half of them."""
+CONTEXT = 31
+"""The longest number has 30 characters; END follows."""
+NO_SOURCE = 0.3
+"""Least loss in nats a character without the source: the 1,000 numbers have log(1000) / 23 characters with END."""
+STEPS = 250
+DIVERGED = 2.8
+"""Loss of diverged trainings in pictures; predicting each character with its frequency has 2.7."""
+LRS = {
+    "momentum, decay": (0.02, 0.04, 0.08, 0.16),
+    "neither": (0.15, 0.3, 0.6, 1.2),
+    "constrained": (0.03, 0.06, 0.12, 0.24),
+    "AdamW": (0.004, 0.008, 0.016),
+}
+
+ENGLISH, GERMAN = (
+    text.split()
+    for text in (
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety",
+        "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn "
+        "siebzehn achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
+    )
+)
+"""0 to 19, and the tens from 20 on."""
+
+
+def english(number: int) -> str:
+    """The words of a number from 0 to 999."""
+    if number >= 100:
+        return f"{ENGLISH[number // 100]} hundred" + (f" {english(number % 100)}" if number % 100 else "")
+    if number < 20:
+        return ENGLISH[number]
+    return ENGLISH[18 + number // 10] + (f"-{ENGLISH[number % 10]}" if number % 10 else "")
+
+
+def german(number: int) -> str:
+    """The word of a number from 0 to 999; it has the ones before the tens."""
+    if number >= 100:
+        return f"{GERMAN[number // 100]}hundert" + (german(number % 100) if number % 100 else "")
+    if number < 20:
+        return "eins" if number == 1 else GERMAN[number]
+    return (f"{GERMAN[number % 10]}und" if number % 10 else "") + GERMAN[18 + number // 10]
+
+
+def numbers() -> list[str]:
+    """A line for each pair, SOURCE, a tab, TARGET, in a random order that is always the same."""
+    return [f"{english(number)}\t{german(number)}\n" for number in random.Random(0).sample(range(1000), 1000)]
+
+
+def measure(data: str, **fields: Any) -> dict[str, Any]:
+    """As `language.measure`; the study's own pairs are in files for as long as it trains."""
+    if data != DATA:
+        return language.measure(data=data, **fields)
+    with tempfile.TemporaryDirectory() as folder:
+        lines, files = numbers(), [Path(folder, name) for name in ("train.tsv", "val.tsv")]
+        for file, part in zip(files, (lines[:-HELD_OUT], lines[-HELD_OUT:]), strict=True):
+            file.write_text("".join(part), encoding="utf-8")
+        train, val = (f"pairs:{file}" for file in files)
+        return language.measure(data=train, val_data=val, **fields)
+
+
+def arm(setup: str, warmup: bool) -> Arm:
+    """The arm of `elr_language`, with an encoder and a decoder, and its own rates."""
+    of = elr_language.arm(setup, warmup)
+    return replace(of, fields={**of.fields, "model": MODEL, "context": CONTEXT}, lrs=LRS[setup])
+
+
+STUDY = language.study(
+    "elr-translation",
+    __doc__,
+    [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), arm("AdamW", warmup=True)],
+    quick=slice(4, 6),
+    text={
+        "title": "translation: one effective learning rate in place of warm-up",
+        "paper": ("paper: perplexity", lambda of: PAPER.get((of["setup"], of["warm-up"]), "")),
+        "notes": [
+            f"{DATA}: the numbers from 0 to 999, from English to German words, of which {HELD_OUT} are held out; "
+            "perplexity is e to a loss",
+            f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
+            f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
+            "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers; momentum and decay diverge "
+            "without warm-up, and the constraint, without it, has the lowest perplexity (Appendix B.3)",
+        ],
+        "trains": NO_SOURCE,
+        "level": "without the source no loss is lower",
+    },
+    function=measure,
+    data=DATA,
+    steps=STEPS,
+    diverged=DIVERGED,
+    col=("optimizer",),
+    hue="setup",
+    style="warm-up",
+    colors={**COLORS, "no decay": "0.45"},
+)
