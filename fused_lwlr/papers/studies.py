@@ -7,6 +7,7 @@ STUDIES = {
     "demo": "demo.STUDY",
     "lwlr-fashion": "lwlr_fashion.STUDY",
     "lwlr-glyphs": "lwlr_fashion.GLYPHS",
+    "lwlr-methods": "lwlr_methods.STUDY",
     "lwlr-networks": "lwlr_networks.STUDY",
     "lwlr-decay": "lwlr_decay.STUDY",
     "lwlr-vs-single": "lwlr_vs_single.STUDY",
