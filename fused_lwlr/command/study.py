@@ -63,8 +63,8 @@ def study(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet, vit, vit6x64, noshort, short, a deep one such as resnet56, noshort110-nobn or vgg19, or "
-            "timm:NAME.",
+            help="resnet, vit, vit6x64, davidnet16, noshort, short, a deep one such as resnet56, noshort110-nobn or "
+            "vgg19, or timm:NAME.",
             metavar="NAME",
             show_default="the models of the study",
         ),

@@ -12,7 +12,7 @@ from fused_lwlr.models.blocks import Arguments
 from fused_lwlr.models.deep import NAME, VGG19, DeepNet, DenseNet, ToyNet
 from fused_lwlr.models.gpt import GPT, Seq2Seq
 from fused_lwlr.models.hub import language_model
-from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
+from fused_lwlr.models.small import DavidNet, NoShort, ResNet, Short, ViT
 
 HUB = "hf:"
 TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
@@ -22,6 +22,7 @@ MODELS: tuple[tuple[str, Callable[..., nn.Module]], ...] = (
     ("noshort", lambda m, **sizes: NoShort(**sizes)),
     ("short", lambda m, **sizes: Short(**sizes)),
     (r"vit(\d+)x(\d+)(?:p(\d+))?", lambda m, **sizes: ViT(int(m[1]), int(m[2]), patch=m[3] and int(m[3]), **sizes)),
+    (r"davidnet(\d+)?", lambda m, **sizes: DavidNet(int(m[1] or 64), **sizes)),
     (r"toynet(\d+)x(\d+)", lambda m, image_size, **sizes: ToyNet(depth=int(m[1]), width=int(m[2]), **sizes)),
     (NAME.pattern, lambda m, **sizes: DeepNet(int(m[2]), int(m[3] or 16), m[1] == "resnet", m[4] or "", **sizes)),
     (r"vgg19(?:x(\d+))?(-nobn)?", lambda m, **sizes: VGG19(int(m[1] or 64), m[2] or "", **sizes)),
@@ -63,8 +64,8 @@ def build(
         if match := re.fullmatch(pattern, name):
             return make(match, image_size=image_size, channels=channels, classes=classes)
     raise ValueError(
-        f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, a deep one such as resnet56, "
-        "vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
+        f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such as "
+        "resnet56, vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
     )
 
 

@@ -1,4 +1,4 @@
-"""A small ResNet, small ViTs, and a deep network without shortcuts and with."""
+"""A small ResNet, small ViTs, DavidNet, and a deep network without shortcuts and with."""
 
 import torch
 from torch import Tensor, nn
@@ -126,3 +126,45 @@ class Short(NoShort):
         for i in range(per_block, len(self.layers), per_block):
             x = functional.relu(x + self.layers[i : i + per_block - 1](x))
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class DavidNet(nn.Module):
+    """The ResNet with nine layers that D. Page trained on CIFAR-10 for DAWNBench (2018, How to Train Your ResNet).
+
+    Convolutions of `width`, 2, 4 and 8 · `width` channels, max pooling after all but the first, and shortcuts past two
+    further convolutions of the second and the fourth. Each convolution has batch normalization and ReLU. A linear layer
+    without biases follows on the maximum over all pixels, and logits are multiplied by 0.125.
+
+    The net of Initializing the Layer-wise Learning Rate, Figures 13 and 14.
+
+    Args:
+        width: channels of the first convolution; 64 in the original.
+    """
+
+    output_scale = 0.125
+
+    def __init__(self, width: int = 64, *, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width {width} must be at least 1")
+        if image_size < 8:
+            raise ValueError(f"DavidNet halves its images three times: image size {image_size} is below 8")
+        self.prep = _conv_bn(channels, width)
+        self.layer1, self.residual1 = _conv_bn(width, 2 * width), _conv_bn(2 * width, 2 * width, count=2)
+        self.layer2 = _conv_bn(2 * width, 4 * width)
+        self.layer3, self.residual3 = _conv_bn(4 * width, 8 * width), _conv_bn(8 * width, 8 * width, count=2)
+        self.head = nn.Linear(8 * width, classes, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(self.layer1(self.prep(x)), 2)
+        x = functional.max_pool2d(self.layer2(x + self.residual1(x)), 2)
+        x = functional.max_pool2d(self.layer3(x), 2)
+        x = x + self.residual3(x)
+        return self.output_scale * self.head(x.amax((2, 3)))  # type: ignore[no-any-return]
+
+
+def _conv_bn(width_in: int, width: int, *, count: int = 1) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for last in [width_in, *[width] * (count - 1)]:
+        layers += [nn.Conv2d(last, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    return nn.Sequential(*layers)

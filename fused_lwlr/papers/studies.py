@@ -10,6 +10,7 @@ STUDIES = {
     "lwlr-methods": "lwlr_methods.STUDY",
     "lwlr-networks": "lwlr_networks.STUDY",
     "lwlr-decay": "lwlr_decay.STUDY",
+    "lwlr-width": "lwlr_width.STUDY",
     "lwlr-vs-single": "lwlr_vs_single.STUDY",
     "large-batch": "large_batch.STUDY",
     "methods": "methods.STUDY",

@@ -21,7 +21,7 @@ WRONG = [
     # names of models, data, devices and presets
     (
         "calibrate --model nope",
-        "there is no model 'nope': choose from resnet, vit, noshort, short, vit6x64, a deep one such as ",
+        "there is no model 'nope': choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one ",
     ),
     (
         "calibrate --data nowhere",
@@ -31,7 +31,7 @@ WRONG = [
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
-    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-vs-single, "),
+    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-networks, "),
     ("report nowhere", "nowhere holds no run, since it has no run.json"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),

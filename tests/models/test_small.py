@@ -81,6 +81,44 @@ def test_a_vit_with_patches_of_a_given_side():
     assert model(torch.randn(2, 1, 16, 16)).shape == (2, 34)
 
 
+def test_the_size_of_davidnet():
+    """Convolutions of 64 to 512 channels, two more of 128 and of 512, their normalizations, and a linear layer."""
+    convolutions = 9 * (3 * 64 + 64 * 128 + 2 * 128**2 + 128 * 256 + 256 * 512 + 2 * 512**2)
+    wanted = convolutions + 2 * (64 + 3 * 128 + 256 + 3 * 512) + 512 * 10
+    for name in ("davidnet", "davidnet64"):
+        model = build(name, image_size=32, channels=3, classes=10)
+        assert sum(p.numel() for p in model.parameters()) == wanted
+
+
+def test_davidnet_step_by_step():
+    """Images of 32 pixels become 16, 8, 4 and, by the last pooling of the original, one."""
+    torch.manual_seed(0)
+    model = build("davidnet2", image_size=32, channels=1, classes=3)
+    images = torch.randn(2, 1, 32, 32)
+    convolved = {path: of for path, of in model.named_modules() if isinstance(of, nn.Conv2d)}
+
+    def layer(path, x):
+        x = nn.functional.conv2d(x, convolved[path].weight, padding=1)
+        return ((x - x.mean((0, 2, 3), keepdim=True)) / (x.var((0, 2, 3), False, True) + 1e-5).sqrt()).clamp(min=0)
+
+    half = nn.MaxPool2d(2)
+    x = half(layer("layer1.0", layer("prep.0", images)))
+    x = half(layer("layer2.0", x + layer("residual1.3", layer("residual1.0", x))))
+    x = half(layer("layer3.0", x))
+    x = nn.MaxPool2d(4)(x + layer("residual3.3", layer("residual3.0", x))).flatten(1)
+    torch.testing.assert_close(model(images), x @ model.head.weight.T / 8)
+
+
+@pytest.mark.parametrize("image_size", [16, 28, 32])
+def test_all_weights_of_davidnet_have_a_gradient(image_size):
+    torch.manual_seed(0)
+    model = build("davidnet4", image_size=image_size, channels=1, classes=10)
+    nn.functional.cross_entropy(model(torch.randn(8, 1, image_size, image_size)), torch.arange(8)).backward()
+    of_kernels = [p.grad.abs().sum((0, 1)).min() for p in model.parameters() if p.dim() == 4]
+    assert len(of_kernels) == 8
+    assert min(of_kernels) > 0
+
+
 def test_the_vit_sees_all_of_the_image_and_its_order():
     model = build("vit", image_size=8, channels=1, classes=10).eval()
     image = torch.randn(1, 1, 8, 8)
@@ -96,12 +134,14 @@ def test_the_vit_sees_all_of_the_image_and_its_order():
         (
             "resnt",
             8,
-            "no model 'resnt': choose from resnet, vit, noshort, short, vit6x64, a deep one such as resnet56, ",
+            "no model 'resnt': choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such as ",
         ),
         ("resnet", 3, "below 4"),
         ("vit", 11, "image size 11 has no divisor"),
         ("vit4x96p5", 16, "image size 16 is not a multiple of 5"),
         ("vit4x96p0", 16, "image size 16 is not a multiple of 0"),
+        ("davidnet0", 32, "width 0 must be at least 1"),
+        ("davidnet4", 7, "image size 7 is below 8"),
         ("vit6x60", 28, "width 60: the width must be a multiple of 16"),
     ],
 )

@@ -1,0 +1,124 @@
+"""Test accuracy of DavidNet over learning rates and widths, with one rate, μP and layer-wise rates (Initializing the
+Layer-wise Learning Rate, Figures 13 and 14).
+
+μP (Tensor Programs V) has multipliers and initial weights with which the best learning rate should not move with the
+width. In the paper layer-wise rates tolerate larger learning rates, but are slightly less accurate than both others.
+"""
+
+from typing import Any
+
+import pandas
+import torch
+from matplotlib.figure import Figure
+
+from fused_lwlr import multipliers
+from fused_lwlr.models.build import build
+from fused_lwlr.papers.figures import ACCURACY, bands
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
+from fused_lwlr.papers.lwlr_fashion import BATCH, CALIBRATION
+from fused_lwlr.papers.lwlr_networks import SIDE
+from fused_lwlr.papers.tables import Table, summary, where
+from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.defaults import WEIGHT_DECAY
+from fused_lwlr.training.setup import load_data, new_model, new_optimizer
+
+WIDTHS = (4, 8, 16)
+"""Channels of the first convolution. At the first of them μP equals one rate."""
+CONTROL = "one rate"
+ARMS: dict[str, dict[str, Any]] = {
+    CONTROL: {"init": "model"},
+    "μP": {"init": "model"},
+    "LWLR": {"init": "lwlr", "rates": "layerwise"},
+}
+"""Fields of a recipe."""
+RIVALS = {"μP": CONTROL, "LWLR": CONTROL}
+FIRST = (0.1, 0.3, 1.0)
+"""The rates that every arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
+GRID = Grid(("width", "arm"), choosing=CHOOSING, ladder=LADDER)
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every arm of every width at the first rates, with the seeds that choose."""
+    few = 2 if settings.quick else None
+    common = {"augmentation": "none", **settings.common}
+    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
+        common["image_size"] = SIDE
+    cells = [{"width": width, "arm": arm, "lr": lr} for width in WIDTHS[:few] for arm in ARMS for lr in FIRST[:few]]
+    return settings.jobs(measure, "width{width}-{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=common)
+
+
+def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
+    """Train; the loss on held-out images, the training loss, and the test accuracy in % after the last step.
+
+    Also the names of the convolutions and of the linear layer, and their multipliers.
+    """
+    own: dict[str, Any] = {
+        "optimizer": "sgd", "batch_size": BATCH, "calibration_steps": CALIBRATION, "weight_decay": WEIGHT_DECAY["sgd"],
+        "eval_every": 10**9,
+    }  # fmt: skip
+    recipe = recipe_of(**{**own, **ARMS[arm], **common, "model": f"davidnet{width}"})
+    data = load_data(recipe)
+    model = new_model(recipe, classes=len(data.classes), **data.sizes)
+    given = None
+    if arm == "μP":
+        base = build(f"davidnet{WIDTHS[0]}", classes=len(data.classes), **data.sizes)
+        given = multipliers.mup(model, base, "sgd")
+        with torch.no_grad():
+            # a variance of 1 / fan_in² (Tensor Programs V, Table 3), which is PyTorch's own at the width of the base
+            model.get_parameter("head.weight").mul_((WIDTHS[0] / width) ** 0.5)
+    weights = [name for name, param in model.named_parameters() if param.dim() > 1]
+    found = train(
+        recipe, model=model, tuned=True,
+        optimizer=lambda trainer: new_optimizer(recipe, trainer.model, given or trainer.rates),
+    )  # fmt: skip
+    rates = given or found.rates or dict.fromkeys(weights, 1.0)
+    return {**found.last, "layers": weights, "eta": [rates[name] for name in weights]}
+
+
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """Accuracies at the best rates and at all rates, the best rates over the width, and multipliers."""
+    notes = [
+        f"DavidNet, SGD with momentum, {settings.over}; batches of {BATCH} images; a tenth is warm-up, then a cosine",
+        "width: channels of the first convolution",
+        f"one rate and μP: PyTorch's initialization, μP with a base of width {WIDTHS[0]} and with output weights of "
+        f"variance 1 / fan_in²; LWLR: its own initialization, multipliers of {CALIBRATION} minibatches",
+        f'difference: test accuracy in points minus "{CONTROL}"',
+        "paper: Figure 13, CIFAR-10, in words: LWLR tolerates larger learning rates, but is slightly less accurate",
+    ]
+    title = "DavidNet, each arm and width at its best learning rate"
+    labels = {"width": "width", "rates": "arm"}
+    first, every = GRID.tables(results, title=title, labels=labels, rivals=RIVALS, notes=notes)
+    best, widths = GRID.best(results), sorted(set(results.width))
+    columns: Any = {f"width {width}": where("width", width, GRID.rate_of) for width in widths}
+    over = summary("the best learning rate over the width", best, {"rates": "arm"}, columns)
+    once = results.drop_duplicates(["width", "arm", "seed"])  # multipliers do not depend on the rate
+    layers = pandas.concat([once[once.arm == arm] for arm in RIVALS]).explode(["layers", "eta"])
+    columns = {f"η at width {width}": where("width", width, ("eta", "{:.3f}")) for width in widths}
+    said = (
+        "paper: Figure 14, in words: multipliers of LWLR do not depend on the width, except in the last few layers; μP "
+        "scales the first convolution, the linear layer, and the parameters of batch normalization"
+    )
+    title, names = "multipliers of convolutions and the linear layer", {"rates": "arm", "layer": "layers"}
+    return [first, over, summary(title, layers, names, columns, [said]), every]
+
+
+def draw(results: Any) -> Figure:
+    """Test accuracy over the learning rate: a panel for each arm, a line for each width."""
+    of, names = GRID.of_choice(results), ("learning rate", ACCURACY)
+    of = of.assign(channels=of.width.astype(str))
+    return bands(of, x="lr", y="test_accuracy", labels=names, columns=3, hue="channels", col="arm")
+
+
+STUDY = Study(
+    "lwlr-width",
+    __doc__,
+    jobs,
+    tables,
+    draw,
+    grid=GRID,
+    epochs=None,
+    steps=200,
+    data="fashion-mnist",
+    options="data steps seeds set",
+)
