@@ -74,8 +74,8 @@ def _probe(trainer: Trainer) -> int:
 def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
     """The recipe for one step of small passes, without GradInit, and with rates that one minibatch gives."""
     fields = recipe.to_dict() | {
-        "steps": 1, "warmup_epochs": 0.0, "batch_size": batch_size, "micro_batch": micro_batch, "workers": 0,
-        "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
+        "steps": 1, "warmup_epochs": 0.0, "warmup_bound": None, "batch_size": batch_size, "micro_batch": micro_batch,
+        "workers": 0, "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
         "init": "model" if recipe.init == "gradinit" else recipe.init,
     }  # fmt: skip
     for name in without_effect(fields, DEFAULTS):

@@ -193,9 +193,8 @@ class Loop:
         trainer = self.trainer
         if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
             self.probe.arm()
-        self.lr = trainer.lr
         taken = trainer.gradients(passes)
-        trainer.update()
+        self.lr = trainer.update()
         self.loss.add(taken.loss, taken.counted)
         self.skipped += taken.skipped
         last = trainer.step == trainer.total

@@ -267,6 +267,12 @@ class Recipe:
     warmup_epochs: NonNegativeFloat = _schedule(
         0.0, "Epochs in which the learning rate rises.", shown="a tenth of the epochs"
     )
+    warmup_bound: Share | None = _schedule(
+        None,
+        "With sgd: warm-up at this part of the bound √2 / E, measured in each step, and at most at --lr. E is the "
+        "largest ‖g‖ / ‖w‖ of the scale-invariant weights.",
+        shown="none: the rate rises by equal steps",
+    )
     schedule: Literal["cosine", "polynomial", "step"] = _schedule("cosine", "How it falls after that.")
     power: PositiveFloat = _schedule(2.0, "With --schedule polynomial.")
     step_epochs: PositiveFloat = _schedule(30.0, "With --schedule step: epochs from each step to the next.")

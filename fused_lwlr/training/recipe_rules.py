@@ -15,6 +15,7 @@ ONLY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "nesterov": ("optimizer", ("sgd",)),
     "lr_in_momentum": ("optimizer", ("sgd",)),
     "rescale_weights": ("optimizer", ("sgd",)),
+    "warmup_bound": ("optimizer", ("sgd",)),
     "betas": ("optimizer", ("adamw", "lion")),
     "eps": ("optimizer", ("adamw",)),
     "cautious_decay": ("optimizer", ("adamw", "lion")),
@@ -96,6 +97,8 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
         raise ValueError(
             f"--warmup-epochs {recipe.warmup_epochs:g} leaves nothing of {recipe.epochs:g} epochs: give fewer"
         )
+    if recipe.warmup_bound is not None:
+        _check_warmup_bound(recipe)
     if recipe.min_lr > recipe.peak_lr:
         raise ValueError(
             f"--min-lr {recipe.min_lr:g} is above the peak learning rate, {recipe.peak_lr:g}: the rate would rise"
@@ -104,6 +107,18 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
         raise ValueError(f"--std {','.join(map(str, recipe.std))}: all must be above 0")
     if recipe.eval_every is not None and recipe.eval_epochs is not None:
         raise ValueError("--eval-every and --eval-epochs exclude each other: give one of them")
+
+
+def _check_warmup_bound(recipe: Any) -> None:
+    """The part of `check` for `warmup_bound`: the paper bounds steps of lr · g."""
+    if not recipe.warmup_epochs:
+        raise ValueError("--warmup-bound needs --warmup-epochs above 0: it chooses the rates of these epochs")
+    plain = {"rates": "single", "scaling": "none", "layer_decay": None, "clip_global_norm": None}
+    changed = [name for name, value in plain.items() if getattr(recipe, name) != value]
+    for name in [*changed, *(["amp"] if recipe.amp == "fp16" else [])]:
+        instead = f"give {flag(name)} {plain[name]}" if plain.get(name) else "leave it out"
+        given = f"{flag(name)} {getattr(recipe, name)}"
+        raise ValueError(f"--warmup-bound is for steps of --lr times the gradient, not {given}: {instead}")
 
 
 def _check_optimizer(recipe: Any) -> None:

@@ -20,6 +20,9 @@ from fused_lwlr.data import (
     val_batches,
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
+from fused_lwlr.kernels import STATISTICS
+from fused_lwlr.layers import Layer
+from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
 from fused_lwlr.training.passes import Passes
@@ -86,6 +89,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
         self.step = 0
+        self._invariant: tuple[str, ...] = ()
 
     def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
         """Run GradInit and measure layer-wise rates, if the recipe has them, and make the optimizer.
@@ -120,24 +124,30 @@ class Trainer:
         self._start(wrap(self.model, self.recipe, self.world), rescaled)
 
     def _rescaled(self) -> dict[str, Any]:
-        """The option `rescale_weights` of the optimizer, if the recipe has it.
+        """The option `rescale_weights` of the optimizer, if the recipe has it; and the layers of `warmup_bound`.
 
-        Every process measures it at the initial weights. These follow from the seed, so a resumed training rescales the
-        same layers.
+        Every process measures which layers are scale-invariant at the initial weights. These follow from the seed, so a
+        resumed training has the same layers.
 
         Raises:
             ValueError: no weight is scale-invariant.
         """
-        if not self.recipe.rescale_weights:
+        recipe = self.recipe
+        if not recipe.rescale_weights and recipe.warmup_bound is None:
             return {}
         [batch] = self.passes.minibatches(1, alone=True)
-        found = scale_invariant(self.model, batch, self.loss, backend=self.recipe.backend)
+        found = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
         if not len(found):
+            problem = (
+                "--rescale-weights has nothing to rescale" if recipe.rescale_weights else
+                "--warmup-bound has no layer to measure"
+            )  # fmt: skip
             raise ValueError(
-                f"--rescale-weights has nothing to rescale: no weight of {self.recipe.model} is scale-invariant, which "
-                "takes a normalization after it; leave the option out"
+                f"{problem}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
+                "leave the option out"
             )
-        return {"rescale_weights": found}
+        self._invariant = found.names
+        return {"rescale_weights": found} if recipe.rescale_weights else {}
 
     def _start(
         self, called: nn.Module, rescaled: dict[str, Any], optimizer: "Callable[[Trainer], Any] | None" = None
@@ -146,6 +156,9 @@ class Trainer:
         made = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
         self.optimizer = made
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
+        # sharding replaces the parameters, so this comes after it
+        params = dict(self.model.named_parameters())
+        self._measure = StatisticsPass([Layer(name, params[name]) for name in self._invariant], self.recipe.backend)
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -180,8 +193,17 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step."""
-        return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
+        """The learning rate of the next step; with `warmup_bound` of its gradients, which exist by then.
+
+        Spreads in Effective Learning Rates, Eq. 25: √2 ‖W‖² / c with c = ‖∇W‖ ‖W‖, of the layer with the lowest bound.
+        """
+        part = self.recipe.warmup_bound
+        if part is None or self.step >= self.warmup:
+            return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
+        values = self._measure()
+        gradients, weights = (values[:, STATISTICS.index(name)] for name in ("sq_sum", "weight_sq_sum"))
+        bound = (2 * weights / gradients).min().sqrt().item()
+        return min(self.recipe.peak_lr, part * bound)
 
     def gradients(self, passes: Iterator[Batch]) -> Step:
         """Compute the gradients of the next step, the mean over its images, or tokens, in all passes and processes."""
@@ -202,8 +224,8 @@ class Trainer:
             skipped += batch.skipped
         return Step(total, count, skipped)
 
-    def update(self) -> None:
-        """Step the optimizer with the present gradients, and free them."""
+    def update(self) -> float:
+        """Step the optimizer with the present gradients, and free them; returns the learning rate."""
         lr = self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -216,6 +238,7 @@ class Trainer:
         if self.averages is not None:
             self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
         self.step += 1
+        return lr
 
     @property
     def steps_skipped(self) -> int:

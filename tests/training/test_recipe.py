@@ -314,6 +314,16 @@ WRONG = [
                                                         "norms of weights: give one"),
     ({"rescale_weights": True, "optimizer": "adamw"}, "--rescale-weights is for --optimizer sgd, but --optimizer is "
                                                       "adamw"),
+    ({"warmup_bound": 0.1, "optimizer": "adamw"}, "--warmup-bound is for --optimizer sgd, but --optimizer is adamw"),
+    ({"warmup_bound": 0.1, "rates": "single"}, "--warmup-bound needs --warmup-epochs above 0: it chooses the rates of "
+                                               "these epochs"),
+    *(({"warmup_bound": 0.1, "warmup_epochs": 1, "rates": "single", **field}, "--warmup-bound is for steps of --lr "
+                                                                              f"times the gradient, not {told}")
+      for field, told in (({"rates": "layerwise"}, "--rates layerwise: give --rates single"),
+                          ({"scaling": "ng"}, "--scaling ng: give --scaling none"),
+                          ({"layer_decay": 0.5}, "--layer-decay 0.5: leave it out"),
+                          ({"clip_global_norm": 1}, "--clip-global-norm 1.0: leave it out"),
+                          ({"amp": "fp16"}, "--amp fp16: leave it out"))),
     ({"nesterov": True, "momentum": 0}, "--nesterov and --lr-in-momentum need --momentum above 0"),
     ({"scaling": "lamb"}, "--scaling lamb goes with --optimizer adamw"),
     ({"scaling": "larc", "optimizer": "adamw"}, "--scaling larc goes with --optimizer sgd; with adamw take lamb"),

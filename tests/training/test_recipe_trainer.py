@@ -21,6 +21,7 @@ from fused_lwlr import (
     calibrate,
     gradinit_,
     lwlr_init_,
+    simulate,
 )
 from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
@@ -486,7 +487,39 @@ def test_scale_invariant_weights_are_rescaled(data):
     assert adopted.optimizer.options.rescale_weights.names == found.names
 
 
-def test_nothing_to_rescale_is_refused(data):
-    recipe = dataclasses.replace(BASE, rescale_weights=True, model="noshort8x2-nobn", steps=1)
-    with pytest.raises(ValueError, match="--rescale-weights has nothing to rescale: no weight of noshort8x2-nobn is"):
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [({"rescale_weights": True}, "--rescale-weights has nothing to rescale"),
+     ({"warmup_bound": 0.1, "warmup_epochs": 5.0}, "--warmup-bound has no layer to measure")],
+)  # fmt: skip
+def test_nothing_scale_invariant_is_refused(field, problem, data):
+    recipe = dataclasses.replace(BASE, **field, model="noshort8x2-nobn", steps=2)
+    with pytest.raises(ValueError, match=f"{problem}: no weight of noshort8x2-nobn is"):
         Trainer(recipe, ALONE, data).prepare()
+
+
+@pytest.mark.parametrize("peak", [0.05, 5.0])
+def test_warmup_at_a_part_of_the_bound(peak, data):
+    """Spreads in Effective Learning Rates, Eq. 25, from the gradients and weights of each step; then the schedule."""
+    recipe = dataclasses.replace(BASE, warmup_bound=0.1, warmup_epochs=10.0, lr=peak, steps=8, momentum=0.0)
+    trainer, seen, bounds = Trainer(recipe, ALONE, data), [], []
+    trainer.prepare()
+    passes = trainer.batches()
+    for step in range(6):
+        if step == 2:
+            # a resumed training
+            taken, trainer = trainer, Trainer(recipe, ALONE, data)
+            trainer.adopt()
+            trainer.model.load_state_dict(taken.model.state_dict())
+            trainer.step = step
+            passes = trainer.batches()
+        trainer.gradients(passes)
+        params = [p for p in trainer.model.parameters() if p.dim() == 4]
+        norms = torch.tensor([[p.norm().item(), p.grad.norm().item()] for p in params])
+        bounds.append(0.1 * simulate.stable_lr(norms.prod(1), norms[:, 0] ** 2).min())
+        seen.append(trainer.update())
+        assert trainer.optimizer.param_groups[0]["lr"] == seen[-1]
+    assert trainer.warmup == 4
+    assert seen[:4] == pytest.approx([min(peak, bound) for bound in bounds[:4]], rel=1e-5)
+    assert seen[4:] == [lr_of_step(recipe, step, trainer.steps_per_epoch) for step in (4, 5)]
+    assert bounds[0] < 5.0
