@@ -18,6 +18,7 @@ STUDIES = {
     "elr-spread": "elr_spread.STUDY",
     "elr-warmup": "elr_warmup.STUDY",
     "elr-constrained": "elr_constrained.STUDY",
+    "elr-fashion": "elr_fashion.STUDY",
     "elr-fit": "elr_fit.STUDY",
     "elr-simulation": "elr_simulation.STUDY",
     "elr-language": "elr_language.STUDY",

@@ -1,0 +1,58 @@
+"""The study of a deep network on Fashion-MNIST: its arms, and a smoke test on small files."""
+
+import pytest
+from idx_files import arrays, save
+from test_lwlr_studies import quick, spread
+
+from fused_lwlr.papers import elr_fashion
+from fused_lwlr.papers.studies import find
+from fused_lwlr.papers.training import Trained
+
+STUDY = find("elr-fashion")
+# momentum, weight decay, scaling, and the lowest rate
+SETUPS = {
+    "momentum, decay": (0.9, 1e-4, "none", 0.01), "neither": (0.0, 0.0, "none", 0.1),
+    "constrained": (0.0, 0.0, "elr", 0.1),
+}  # fmt: skip
+
+
+def test_what_each_arm_trains(monkeypatch):
+    recipes = {}
+
+    def untrained(recipe, *, optimizer, tuned):
+        assert tuned
+        key = job.parameters["setup"], job.parameters["warmup"]
+        recipes.setdefault(key, []).append((recipe, job.parameters["lr"]))
+        return Trained(problem="diverged")
+
+    monkeypatch.setattr(elr_fashion, "train", untrained)
+    for job in STUDY.jobs(STUDY.settings()):
+        assert set(job.function(**job.parameters).values()) == {None}
+    assert list(recipes) == [(setup, warmup) for warmup in (0.0, 0.1) for setup in SETUPS]
+    for (setup, warmup), of in recipes.items():
+        momentum, decay, scaling, lowest = SETUPS[setup]
+        assert len({(recipe.lr, recipe.seed) for recipe, _ in of}) == len(of) == 3 * 2
+        assert {(r.momentum, r.weight_decay, r.scaling, r.warmup_epochs / r.epochs) for r, _ in of} == {
+            (momentum, decay, scaling, warmup)
+        }
+        assert min(recipe.lr for recipe, _ in of) == pytest.approx(lowest)
+        assert all(rate == pytest.approx(recipe.lr * (recipe.goal if scaling == "elr" else 1)) for recipe, rate in of)
+        assert {(r.model, r.image_size, r.batch_size, r.steps, r.init) for r, _ in of} == {
+            ("noshort20x8", 14, 64, 300, "model")
+        }
+
+
+def test_a_smoke_test(tmp_path):
+    save(tmp_path / "small", arrays(train=100))
+    (table, spreads, grid), jobs = quick("elr-fashion", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}")
+    assert [(row["warm-up"], row["SGD with"]) for row in table] == [(w, s) for w in ("0", "0.1") for s in SETUPS]
+    assert len(jobs) == 2 * len(grid) == 2 * len(table) == 2 * len(spreads)
+    for row, other in zip(table, spreads, strict=True):
+        of = [
+            job["values"] for job in jobs
+            if (f"{job['parameters']['warmup']:g}", job["parameters"]["setup"]) == (row["warm-up"], row["SGD with"])
+        ]  # fmt: skip
+        assert row["test accuracy %"] == spread([values["test_accuracy"] for values in of], 2)
+        assert all(values["elr_spread"] > 0 for values in of)
+        assert ("difference" in row and bool(row["difference"].strip())) is (row["SGD with"] != "momentum, decay")
+        assert ("difference" in other and bool(other["difference"].strip())) is (other["warm-up"] != "0")
