@@ -51,7 +51,7 @@ def jobs(settings: Settings) -> list[Job]:
 def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
     """Train; the loss on held-out images, the training loss, the test accuracy in %, and Std(E) over convolutions.
 
-    Std(E) is the average over the training, NaN if it diverged. With momentum E is of the buffer (Eq. 11).
+    Std(E) is the average over the training, NaN if it diverged. With momentum E comes from the buffer (Eq. 11).
     """
     recorders: list[ELRRecorder] = []
 

@@ -97,7 +97,7 @@ STUDY = language.study(
         "title": "translation: one effective learning rate in place of warm-up",
         "paper": ("paper: perplexity", lambda of: PAPER.get((of["setup"], of["warm-up"]), "")),
         "notes": [
-            f"{DATA}: the numbers from 0 to 999, from English to German words, of which {HELD_OUT} are held out; "
+            f"{DATA}: the numbers from 0 to 999, from English to German words; {HELD_OUT} of them are held out; "
             "perplexity is e to a loss",
             f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
             f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
