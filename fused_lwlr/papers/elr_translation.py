@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr.papers import elr_language, language
-from fused_lwlr.papers.elr_language import COLORS, GOAL, PAPER, SETUPS
+from fused_lwlr.papers.elr_constrained import COLORS
+from fused_lwlr.papers.elr_language import GOAL, PAPER, SETUPS
 from fused_lwlr.papers.language import Arm
 
 MODEL = "seq2seq2"
