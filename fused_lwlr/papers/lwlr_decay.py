@@ -65,7 +65,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         {"arm": "arm"},
         {
             "best lr, weight decay": GRID.rate_of,
-            "training loss": ("train_loss", "{:.3f}"),
+            "training loss": ("train_loss", "{:.3g}"),
             "test accuracy %": ("test_accuracy", "{:.2f}"),
             comparison.COLUMNS: GRID.over(best, RIVALS, "test_accuracy", "{:+.2f}"),
             ("good settings", "their highest lr", "highest weight decay"): good,
@@ -88,7 +88,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         ours, one = (of[of.arm == arm] for arm in ("LWLR", CONTROL))
         return comparison.against(ours, one, "test_accuracy", "{:+.2f}")
 
-    values = {"training loss": ("train_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
+    values = {"training loss": ("train_loss", "{:.3g}"), "test %": ("test_accuracy", "{:.1f}")}
     columns = {f"{name}, {arm}": where("arm", arm, value) for name, value in values.items() for (arm,) in arms}
     labels, notes = {"lr": "lr", "weight decay": "weight_decay"}, [f'difference: "LWLR" minus "{CONTROL}"']
     return [first, summary("all settings", results, labels, columns | {comparison.COLUMNS: over}, notes)]
