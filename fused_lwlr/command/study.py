@@ -69,10 +69,15 @@ def study(
             show_default="the models of the study",
         ),
     ] = None,
-    width: Annotated[
+    net_width: Annotated[
         int | None,
+        # with the name "width", errors would show an argument of models as this option
         typer.Option(
-            min=2, help="Width of the networks of balance-variants.", metavar="N", show_default="what the study has"
+            "--width",
+            min=2,
+            help="Width of the networks of balance-variants.",
+            metavar="N",
+            show_default="what the study has",
         ),
     ] = None,
     epochs: Epochs = None,
@@ -104,7 +109,7 @@ def study(
 
       fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90 --set amp=bf16
     """
-    given = {"seeds": seeds, "epochs": epochs, "steps": steps, "data": data, "model": model, "width": width}
+    given = {"seeds": seeds, "epochs": epochs, "steps": steps, "data": data, "model": model, "width": net_width}
     chosen = {**given, "training": set_ or ()}
     _run(name, out or Path("runs/study") / f"{name}{'-quick' * quick}", jobs, quick=quick, device=device, **chosen)
 

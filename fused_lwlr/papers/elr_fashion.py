@@ -97,7 +97,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         labels,
         {"Std(E)": ("elr_spread", "{:.3g}"), comparison.COLUMNS: gain},
         [
-            "Std(E): over convolutions, averaged over the training",
+            "Std(E): over convolutions, averaged over the training; for constrained layers before they are held",
             "difference: test accuracy with warm-up minus without",
         ],
     )

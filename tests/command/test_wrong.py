@@ -31,7 +31,7 @@ WRONG = [
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
-    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-networks, "),
+    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-methods, "),
     ("report nowhere", "nowhere holds no run, since it has no run.json"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
