@@ -107,7 +107,7 @@ def draw(results: Any) -> Figure:
     """Test accuracy over the learning rate: a panel for each arm, a line for each width."""
     of, names = GRID.of_choice(results), ("learning rate", ACCURACY)
     of = of.assign(channels=of.width.astype(str))
-    return bands(of, x="lr", y="test_accuracy", labels=names, columns=3, hue="channels", col="arm")
+    return bands(of, x="lr", y="test_accuracy", labels=names, hue="channels", col="arm")
 
 
 STUDY = Study(
