@@ -36,10 +36,7 @@ EVERY = 10
 
 def jobs(settings: Settings) -> list[Job]:
     """Every setup at its first rates, without warm-up and with it, with the seeds that choose."""
-    common: dict[str, Any] = {"model": settings.model or (QUICK if settings.quick else MODEL), "augmentation": "none"}
-    common |= settings.common
-    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        common["image_size"] = SIDE
+    common = {"model": settings.model or (QUICK if settings.quick else MODEL), **settings.on_images(SIDE)}
     few = 1 if settings.quick else None
     cells = [
         {"warmup": warmup, "setup": setup, "lr": lr}

@@ -60,6 +60,11 @@ class Settings:
         optional = {"epochs": self.epochs, "steps": self.steps, "training": self.training}
         return {"data": self.data, "device": self.device} | {name: of for name, of in optional.items() if of}
 
+    def on_images(self, side: int) -> dict[str, Any]:
+        """`common` without augmentation. Fashion-MNIST has this side in pixels, unless `--set` has another."""
+        small = self.data == "fashion-mnist" and "image_size" not in self.training
+        return {"augmentation": "none", **self.common} | ({"image_size": side} if small else {})
+
     @property
     def over(self) -> str:
         """The data, length and seeds of a table, for its notes."""

@@ -43,9 +43,7 @@ GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates and every batch size, with the seeds that choose."""
     batches, most = (QUICK, 2) if settings.quick else (BATCHES, 3)
-    common = {"model": settings.model or MODEL, "augmentation": "none", "workers": 0, **settings.common}
-    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        common["image_size"] = SIDE
+    common = {"model": settings.model or MODEL, "workers": 0, **settings.on_images(SIDE)}
     cells = [
         {"batch_size": batch, "arm": arm, "lr": lr}
         for batch in batches for arm, (_, lrs) in ARMS.items() for lr in lrs[:most]

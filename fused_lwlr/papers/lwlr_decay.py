@@ -32,9 +32,7 @@ SCALE = 10.0
 def jobs(settings: Settings) -> list[Job]:
     """Both kinds of rates in every setting; with a ViT also the rates that leave tokens out."""
     model, few = settings.model or (QUICK if settings.quick else MODEL), 2 if settings.quick else None
-    common = {"model": model, "augmentation": "none", **settings.common}
-    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        common["image_size"] = SIDE
+    common = {"model": model, **settings.on_images(SIDE)}
     cells = [
         {"arm": arm, "lr": lr, "weight_decay": decay}
         for arm in arms_of(model) if ARMS[arm]["init"] == "lwlr" for lr in LRS[:few] for decay in DECAYS[:few]

@@ -35,9 +35,7 @@ GRID = Grid(("arm",), choosing=CHOOSING, ladder=LADDER)
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates, with the seeds that choose."""
-    common = {"model": settings.model or MODEL, "augmentation": "none", **settings.common}
-    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        common["image_size"] = SIDE
+    common = {"model": settings.model or MODEL, **settings.on_images(SIDE)}
     few = 2 if settings.quick else None
     cells = [{"arm": arm, "lr": lr} for arm, (_, lrs) in ARMS.items() for lr in lrs[:few]]
     return settings.jobs(measure, "{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=common)

@@ -29,16 +29,13 @@ def jobs(settings: Settings) -> list[Job]:
     networks = [(RESNET, "sgd"), (RESNET, "adamw"), (VIT, "adamw")]
     if settings.model or settings.quick:
         networks = [(settings.model or QUICK, optimizer) for optimizer in FIRST]
-    common = {"augmentation": "none", **settings.common}
-    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        common["image_size"] = SIDE
     cells = [
         {"model": model, "optimizer": optimizer, "arm": arm, "lr": lr}
         for model, optimizer in networks for arm in arms_of(model)
         for lr in FIRST[optimizer][: 2 if settings.quick else None]
     ]  # fmt: skip
     form = "{model}-{optimizer}-{arm}-lr{lr:g}-seed{seed}"
-    return settings.jobs(measure, form, cells, seeds=CHOOSING, common=common)
+    return settings.jobs(measure, form, cells, seeds=CHOOSING, common=settings.on_images(SIDE))
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:

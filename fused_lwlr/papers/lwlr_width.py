@@ -41,11 +41,10 @@ GRID = Grid(("width", "arm"), choosing=CHOOSING, ladder=LADDER)
 def jobs(settings: Settings) -> list[Job]:
     """Every arm of every width at the first rates, with the seeds that choose."""
     few = 2 if settings.quick else None
-    common = {"augmentation": "none", **settings.common}
-    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        common["image_size"] = SIDE
     cells = [{"width": width, "arm": arm, "lr": lr} for width in WIDTHS[:few] for arm in ARMS for lr in FIRST[:few]]
-    return settings.jobs(measure, "width{width}-{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=common)
+    return settings.jobs(
+        measure, "width{width}-{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=settings.on_images(SIDE)
+    )
 
 
 def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
