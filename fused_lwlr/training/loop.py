@@ -194,7 +194,9 @@ class Loop:
         if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
             self.probe.arm()
         taken = trainer.gradients(passes)
-        self.lr = trainer.update()
+        trainer.update()
+        # the trainer's `lr` may depend on gradients, which are freed now
+        self.lr = trainer.optimizer.param_groups[0]["lr"]
         self.loss.add(taken.loss, taken.counted)
         self.skipped += taken.skipped
         last = trainer.step == trainer.total

@@ -224,8 +224,8 @@ class Trainer:
             skipped += batch.skipped
         return Step(total, count, skipped)
 
-    def update(self) -> float:
-        """Step the optimizer with the present gradients, and free them; returns the learning rate."""
+    def update(self) -> None:
+        """Step the optimizer with the present gradients, and free them."""
         lr = self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -238,7 +238,6 @@ class Trainer:
         if self.averages is not None:
             self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
         self.step += 1
-        return lr
 
     @property
     def steps_skipped(self) -> int:

@@ -517,8 +517,8 @@ def test_warmup_at_a_part_of_the_bound(peak, data):
         params = [p for p in trainer.model.parameters() if p.dim() == 4]
         norms = torch.tensor([[p.norm().item(), p.grad.norm().item()] for p in params])
         bounds.append(0.1 * simulate.stable_lr(norms.prod(1), norms[:, 0] ** 2).min())
-        seen.append(trainer.update())
-        assert trainer.optimizer.param_groups[0]["lr"] == seen[-1]
+        trainer.update()
+        seen.append(trainer.optimizer.param_groups[0]["lr"])
     assert trainer.warmup == 4
     assert seen[:4] == pytest.approx([min(peak, bound) for bound in bounds[:4]], rel=1e-5)
     assert seen[4:] == [lr_of_step(recipe, step, trainer.steps_per_epoch) for step in (4, 5)]
