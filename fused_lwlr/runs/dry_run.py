@@ -126,9 +126,10 @@ def _steps(trainer: Trainer) -> Table:
 
 
 def _rule(recipe: Recipe) -> str:
-    """The optimizer with the options that act on it."""
+    """The optimizer with the options that act on it and have a value."""
     names = [name for name, (other, choices) in ONLY.items() if other == "optimizer" and recipe.optimizer in choices]
-    return ", ".join([recipe.optimizer, *(f"{name} {getattr(recipe, name)}" for name in names)])
+    given = [(name, value) for name in names if (value := getattr(recipe, name)) is not None]
+    return ", ".join([recipe.optimizer, *(f"{name} {value}" for name, value in given)])
 
 
 def _decay(recipe: Recipe, model: nn.Module) -> str:
