@@ -1,5 +1,5 @@
-"""Small Transformers on Python's documentation, beside the usual ways to train. Post-LN models have GradInit or one
-effective learning rate instead of warm-up. Pre-LN models have layer-wise rates.
+"""Small Transformers on Python's documentation, trained by usual methods and by ours. Post-LN models have GradInit or
+one effective learning rate instead of warm-up. Pre-LN models have layer-wise rates.
 
 Learning rates are the best of the studies `gradinit-language`, `elr-language` and `lwlr-language`, whose grids are
 recorded in `bench/results/studies/NAME/results.json`.

@@ -11,7 +11,7 @@ from fused_lwlr import ELRRecorder
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP, from_he
 from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.large_batch import SIDE
 from fused_lwlr.papers.lwlr_fashion import BATCH
@@ -108,15 +108,4 @@ def draw(results: Any) -> Figure:
     return bands(of, x="lr", y="test_accuracy", labels=names, hue="setup", palette=COLORS, col="panel")
 
 
-STUDY = Study(
-    "elr-fashion",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    grid=GRID,
-    epochs=None,
-    steps=300,
-    data="fashion-mnist",
-    options="data model steps seeds set",
-)
+STUDY = Study("elr-fashion", __doc__, jobs, tables, draw, grid=GRID, steps=300, **ON_FASHION_MNIST)

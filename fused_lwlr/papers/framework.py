@@ -176,3 +176,9 @@ class Study:
             # arguments of a model add up
             fields[key] = f"{fields[key]},{value}" if key == "model_args" and key in fields else value
         return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)
+
+
+ON_FASHION_MNIST: dict[str, Any] = {
+    "epochs": None, "data": "fashion-mnist", "options": "data model steps seeds set",
+}  # fmt: skip
+"""Arguments of studies that train for a number of steps on Fashion-MNIST."""

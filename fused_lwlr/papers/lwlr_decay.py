@@ -13,7 +13,7 @@ from numpy import isnan
 
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import panels
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.large_batch import MODEL, SIDE
 from fused_lwlr.papers.lwlr_fashion import ARMS, BATCH, CALIBRATION, CONTROL, QUICK, RIVALS, arms_of, measure
@@ -109,14 +109,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    "lwlr-decay",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    epochs=None,
-    steps=300,
-    data="fashion-mnist",
-    options="data model steps seeds set",
-)
+STUDY = Study("lwlr-decay", __doc__, jobs, tables, draw, steps=300, **ON_FASHION_MNIST)

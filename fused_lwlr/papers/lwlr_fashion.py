@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Table
@@ -89,18 +89,7 @@ def draw(results: Any) -> Figure:
     return bands(of, x="lr", y="test_accuracy", labels=names, hue="arm", palette=COLORS)
 
 
-STUDY = Study(
-    "lwlr-fashion",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    grid=GRID,
-    epochs=None,
-    steps=375,
-    data="fashion-mnist",
-    options="data model steps seeds set",
-)
+STUDY = Study("lwlr-fashion", __doc__, jobs, tables, draw, grid=GRID, steps=375, **ON_FASHION_MNIST)
 GLYPHS = replace(
     STUDY,
     name="lwlr-glyphs",

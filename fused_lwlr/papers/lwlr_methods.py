@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.large_batch import ADAMW, MODEL, SGD, SIDE
 from fused_lwlr.papers.lwlr_fashion import BATCH, CALIBRATION
@@ -71,15 +71,4 @@ def draw(results: Any) -> Figure:
     return bands(of, x="lr", y="test_accuracy", labels=names, hue="arm", col="rule", facet_kws=facets)
 
 
-STUDY = Study(
-    "lwlr-methods",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    grid=GRID,
-    epochs=None,
-    steps=300,
-    data="fashion-mnist",
-    options="data model steps seeds set",
-)
+STUDY = Study("lwlr-methods", __doc__, jobs, tables, draw, grid=GRID, steps=300, **ON_FASHION_MNIST)

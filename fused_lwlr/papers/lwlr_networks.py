@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.lwlr_fashion import BATCH, CALIBRATION, COLORS, CONTROL, QUICK, RIVALS, arms_of, measure
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
@@ -62,15 +62,4 @@ def draw(results: Any) -> Figure:
     return bands(of, x="lr", y="test_accuracy", labels=names, hue="arm", palette=COLORS, col="panel", facet_kws=facets)
 
 
-STUDY = Study(
-    "lwlr-networks",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    grid=GRID,
-    epochs=None,
-    steps=300,
-    data="fashion-mnist",
-    options="data model steps seeds set",
-)
+STUDY = Study("lwlr-networks", __doc__, jobs, tables, draw, grid=GRID, steps=300, **ON_FASHION_MNIST)

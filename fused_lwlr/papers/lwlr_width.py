@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from fused_lwlr import multipliers
 from fused_lwlr.models.build import build
 from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.lwlr_fashion import BATCH, CALIBRATION
 from fused_lwlr.papers.lwlr_networks import SIDE
@@ -109,15 +109,5 @@ def draw(results: Any) -> Figure:
     return bands(of, x="lr", y="test_accuracy", labels=names, hue="channels", col="arm")
 
 
-STUDY = Study(
-    "lwlr-width",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    grid=GRID,
-    epochs=None,
-    steps=200,
-    data="fashion-mnist",
-    options="data steps seeds set",
-)
+OPTIONS = ON_FASHION_MNIST | {"options": "data steps seeds set"}
+STUDY = Study("lwlr-width", __doc__, jobs, tables, draw, grid=GRID, steps=200, **OPTIONS)

@@ -195,7 +195,6 @@ class Loop:
             self.probe.arm()
         taken = trainer.gradients(passes)
         trainer.update()
-        # the trainer's `lr` may depend on gradients, which are freed now
         self.lr = trainer.optimizer.param_groups[0]["lr"]
         self.loss.add(taken.loss, taken.counted)
         self.skipped += taken.skipped

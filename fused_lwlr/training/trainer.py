@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr import LayerRates, scale_invariant
+from fused_lwlr import LayerRates, ScaleInvariant, scale_invariant
 from fused_lwlr.data import (
     Batch,
     Splits,
@@ -89,7 +89,6 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
         self.step = 0
-        self._invariant: tuple[str, ...] = ()
 
     def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
         """Run GradInit and measure layer-wise rates, if the recipe has them, and make the optimizer.
@@ -104,7 +103,7 @@ class Trainer:
         recipe = self.recipe
         # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
-        rescaled = self._rescaled()
+        invariant = self._scale_invariant()
         load_weights(recipe.weights, self.model)
         if recipe.init == "gradinit":
             passes = self.passes.minibatches(gradinit_batches(recipe), alone=True)
@@ -116,15 +115,15 @@ class Trainer:
             recipe, called, self.passes.weighted(steps), self._weighted_loss, world=self.world, steps=steps,
             left_out=left_out, progress=progress,
         )  # fmt: skip
-        self._start(called, rescaled, optimizer)
+        self._start(called, invariant, optimizer)
 
     def adopt(self) -> None:
         """Prepare for loading a checkpoint, which has the multipliers: no rates are measured."""
-        rescaled = self._rescaled()
-        self._start(wrap(self.model, self.recipe, self.world), rescaled)
+        invariant = self._scale_invariant()
+        self._start(wrap(self.model, self.recipe, self.world), invariant)
 
-    def _rescaled(self) -> dict[str, Any]:
-        """The option `rescale_weights` of the optimizer, if the recipe has it; and the layers of `warmup_bound`.
+    def _scale_invariant(self) -> ScaleInvariant | None:
+        """The layers of `rescale_weights` and `warmup_bound`, or None if the recipe has neither.
 
         Every process measures which layers are scale-invariant at the initial weights. These follow from the seed, so a
         resumed training has the same layers.
@@ -134,7 +133,7 @@ class Trainer:
         """
         recipe = self.recipe
         if not recipe.rescale_weights and recipe.warmup_bound is None:
-            return {}
+            return None
         [batch] = self.passes.minibatches(1, alone=True)
         found = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
         if not len(found):
@@ -146,19 +145,22 @@ class Trainer:
                 f"{problem}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
                 "leave the option out"
             )
-        self._invariant = found.names
-        return {"rescale_weights": found} if recipe.rescale_weights else {}
+        return found
 
     def _start(
-        self, called: nn.Module, rescaled: dict[str, Any], optimizer: "Callable[[Trainer], Any] | None" = None
+        self,
+        called: nn.Module,
+        invariant: ScaleInvariant | None,
+        optimizer: "Callable[[Trainer], Any] | None" = None,
     ) -> None:
         self.called: Any = torch.compile(called, mode=self.recipe.compile_mode) if self.recipe.compile else called
+        rescaled: dict[str, Any] = {"rescale_weights": invariant} if self.recipe.rescale_weights else {}
         made = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
         self.optimizer = made
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
         # sharding replaces the parameters, so this comes after it
-        params = dict(self.model.named_parameters())
-        self._measure = StatisticsPass([Layer(name, params[name]) for name in self._invariant], self.recipe.backend)
+        params, names = dict(self.model.named_parameters()), () if invariant is None else invariant.names
+        self._measure = StatisticsPass([Layer(name, params[name]) for name in names], self.recipe.backend)
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -191,9 +193,8 @@ class Trainer:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.amp)
         return nullcontext() if dtype is None else torch.autocast(self.world.device.type, dtype)
 
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step; with `warmup_bound` of its gradients, which exist by then.
+    def _lr(self) -> float:
+        """Returns the learning rate of the next step. With `warmup_bound` it measures the gradients, and waits.
 
         Spreads in Effective Learning Rates, Eq. 25: √2 ‖W‖² / c with c = ‖∇W‖ ‖W‖, of the layer with the lowest bound.
         """
@@ -226,7 +227,7 @@ class Trainer:
 
     def update(self) -> None:
         """Step the optimizer with the present gradients, and free them."""
-        lr = self.lr
+        lr = self._lr()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
             if self.recipe.ema is not None:
