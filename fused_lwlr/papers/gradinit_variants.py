@@ -73,7 +73,7 @@ ResNet-110 with BN (Tables 2, 4 and 5; without a bound VGG-19 with BN, Table 8),
 
 def jobs(settings: Settings) -> list[Job]:
     """Every net with the variants that the paper has for it, or a model with all; at all rates of the scales."""
-    nets = {settings.model: PAPER[0] | PAPER[1]} if settings.model else dict(zip(MODELS, PAPER, strict=True))
+    nets = {settings.model: PAPER[0] | PAPER[1]} if settings.model else dict(zip(MODELS[:2], PAPER, strict=True))
     cells = [
         {"model": model, "init": init, "tau": tau}
         for model, variants in nets.items()

@@ -19,7 +19,7 @@ from fused_lwlr.papers.training import recipe_of, train
 MODEL = "resnet8x8"
 SIDE = 14
 """Side of the images of Fashion-MNIST in pixels: half of theirs, for a quarter of the time."""
-BATCHES = (256, 2048)
+BATCHES = (256, 2048, 8192)
 QUICK = (32,)
 CALIBRATION = 4096
 """Images of the calibration, but one batch at least."""
@@ -27,6 +27,7 @@ SGD = {"optimizer": "sgd", "weight_decay": 1e-4}
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}
 ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "SGD": (SGD, (0.3, 1.0, 3.0)),
+    "SGD, Nesterov": (SGD | {"nesterov": True}, (0.3, 1.0, 3.0)),
     "LARS": (SGD | {"scaling": "lars", "trust_coefficient": 0.02}, (1.0, 3.0, 10.0)),
     "SGD, LWLR": (SGD | {"rates": "layerwise"}, (0.3, 1.0, 3.0)),
     "AdamW": (ADAMW, (0.003, 0.01, 0.03)),
@@ -35,7 +36,7 @@ ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 }
 """Fields of a recipe, and the rates that an arm begins with. An arm whose best rate is the lowest or highest of its
 rates gets the next."""
-PLAIN = {"LARS": "SGD", "SGD, LWLR": "SGD", "LAMB": "AdamW", "AdamW, LWLR": "AdamW"}
+PLAIN = {"SGD, Nesterov": "SGD", "LARS": "SGD", "SGD, LWLR": "SGD", "LAMB": "AdamW", "AdamW, LWLR": "AdamW"}
 """The optimizer without scaling and multipliers."""
 GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
 
