@@ -24,11 +24,14 @@ QUICK = (32,)
 CALIBRATION = 4096
 """Images of the calibration, but one batch at least."""
 SGD = {"optimizer": "sgd", "weight_decay": 1e-4}
+LARS = SGD | {"scaling": "lars", "trust_coefficient": 0.02}
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}
+RIVALS = {"sgd": "SGD", "adamw": "AdamW"}
 ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "SGD": (SGD, (0.3, 1.0, 3.0)),
     "SGD, Nesterov": (SGD | {"nesterov": True}, (0.3, 1.0, 3.0)),
-    "LARS": (SGD | {"scaling": "lars", "trust_coefficient": 0.02}, (1.0, 3.0, 10.0)),
+    "LARS": (LARS, (1.0, 3.0, 10.0)),
+    "LARS, rate in momentum": (LARS | {"lr_in_momentum": True}, (1.0, 3.0, 10.0)),
     "SGD, LWLR": (SGD | {"rates": "layerwise"}, (0.3, 1.0, 3.0)),
     "AdamW": (ADAMW, (0.003, 0.01, 0.03)),
     "LAMB": (ADAMW | {"scaling": "lamb"}, (0.01, 0.03, 0.1)),
@@ -36,8 +39,8 @@ ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 }
 """Fields of a recipe, and the rates that an arm begins with. An arm whose best rate is the lowest or highest of its
 rates gets the next."""
-PLAIN = {"SGD, Nesterov": "SGD", "LARS": "SGD", "SGD, LWLR": "SGD", "LAMB": "AdamW", "AdamW, LWLR": "AdamW"}
-"""The optimizer without scaling and multipliers."""
+PLAIN = {arm: plain for arm, (fields, _) in ARMS.items() if arm != (plain := RIVALS[fields["optimizer"]])}
+"""The arm with the same optimizer, without scaling, multipliers and Nesterov momentum."""
 GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
 
 

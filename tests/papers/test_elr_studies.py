@@ -74,18 +74,30 @@ def test_spread_of_a_diverged_training():
 def test_warmup(tmp_path):
     """Differences seed by seed, in thousandths; the study's trainings have the momentum and decay of their setup."""
     (spreads, accuracies), jobs = quick("elr-warmup", tmp_path, "--model", "resnet8x2")
-    of = {(p["setup"], p["warmup"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
+    of = {}
+    for job in jobs:
+        parameters = job["parameters"]
+        name = f"{parameters['warmup_bound']:g} of the bound" if "warmup_bound" in parameters else parameters["warmup"]
+        of[parameters["setup"], name, parameters["seed"]] = job["values"]
     for table, value, unit in ((spreads, "rate_spread", 1000), (accuracies, "test_accuracy", 1)):
-        assert [row["SGD with"] for row in table] == ["momentum, decay", "neither"]
+        assert [(row["SGD with"], row["warm-up"]) for row in table] == [
+            ("momentum, decay", "linear"), ("neither", "linear"), ("neither", "0.1 of the bound"),
+        ]  # fmt: skip
         for row in table:
+            warmup = 0.3 if row["warm-up"] == "linear" else row["warm-up"]
             without, warm = (
-                np.array([unit * of[row["SGD with"], warmup, seed][value] for seed in (0, 1)]) for warmup in (0.0, 0.3)
+                np.array([unit * of[row["SGD with"], name, seed][value] for seed in (0, 1)]) for name in (0.0, warmup)
             )
-            assert (row["no warm-up"], row["warm-up"]) == (spread(without, 2), spread(warm, 2))
+            assert (row["without"], row["with"]) == (spread(without, 2), spread(warm, 2))
             change = warm - without
             assert row["difference"] == f"{change.mean():+.2f} ± {change.std(ddof=1):.2f}"
     by_hand = measure(model="resnet8x2", momentum=0.9, weight_decay=1e-4, warmup=0.3, lr=0.1, seed=1, **COMMON)
     assert by_hand["rate_spread"] == pytest.approx(of["momentum, decay", 0.3, 1]["rate_spread"], rel=1e-6)
+    by_hand = measure(model="resnet8x2", momentum=0.0, weight_decay=0.0, warmup=0.3, warmup_bound=0.1, lr=0.1, seed=1,
+                      **COMMON)  # fmt: skip
+    bounded = of["neither", "0.1 of the bound", 1]["rate_spread"]
+    assert by_hand["rate_spread"] == pytest.approx(bounded, rel=1e-6)
+    assert bounded != pytest.approx(of["neither", 0.3, 1]["rate_spread"], rel=1e-3)
 
 
 def test_constrained(tmp_path):

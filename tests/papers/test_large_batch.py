@@ -25,15 +25,16 @@ def test_what_each_arm_trains(monkeypatch):
     assert len(jobs) == 3 * len(ARMS) * 3 * 2
     for job in jobs:
         assert job.function(**job.parameters)["test_accuracy"] == 50.0
-    found = {arm: (r.optimizer, r.scaling, r.rates, r.weight_decay, r.nesterov) for (arm, _), r in recipes.items()}
+    found = {arm: (r.optimizer, r.scaling, r.rates, r.weight_decay, r.nesterov, r.lr_in_momentum) for (arm, _), r in recipes.items()}
     assert found == {
-        "SGD": ("sgd", "none", "single", 1e-4, False),
-        "SGD, Nesterov": ("sgd", "none", "single", 1e-4, True),
-        "LARS": ("sgd", "lars", "single", 1e-4, False),
-        "SGD, LWLR": ("sgd", "none", "layerwise", 1e-4, False),
-        "AdamW": ("adamw", "none", "single", 0.1, False),
-        "LAMB": ("adamw", "lamb", "single", 0.1, False),
-        "AdamW, LWLR": ("adamw", "none", "layerwise", 0.1, False),
+        "SGD": ("sgd", "none", "single", 1e-4, False, False),
+        "SGD, Nesterov": ("sgd", "none", "single", 1e-4, True, False),
+        "LARS": ("sgd", "lars", "single", 1e-4, False, False),
+        "LARS, rate in momentum": ("sgd", "lars", "single", 1e-4, False, True),
+        "SGD, LWLR": ("sgd", "none", "layerwise", 1e-4, False, False),
+        "AdamW": ("adamw", "none", "single", 0.1, False, False),
+        "LAMB": ("adamw", "lamb", "single", 0.1, False, False),
+        "AdamW, LWLR": ("adamw", "none", "layerwise", 0.1, False, False),
     }  # fmt: skip
     assert {(r.data, r.image_size, r.epochs, r.init) for r in recipes.values()} == {("fashion-mnist", 14, 3.0, "lwlr")}
     calibration = {batch: r.calibration_steps for (arm, batch), r in recipes.items() if "LWLR" in arm}
