@@ -56,7 +56,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     notes = [
         f"{settings.over}; warm-up: {WARMUP:.0%} of the training, then a cosine; none: a cosine alone, from the same "
         "rate",
-        f"{BOUND:g} of the bound: √2 / E of the layer with the largest E (Eq. 25), measured in every step of the warm-up",
+        f"{BOUND:g} of the bound: of √2 / E of the layer with the largest E (Eq. 25), measured in every step of the "
+        "warm-up",
         comparison.NOTE,
         "helps: a lower spread, or a higher accuracy",
         "paper: Section 4.4, in words: ResNet-110 with shortcuts on CINIC-10, 50 epochs; Figure 9, ImageNet: Std(λE) "

@@ -25,7 +25,10 @@ def test_what_each_arm_trains(monkeypatch):
     assert len(jobs) == 3 * len(ARMS) * 3 * 2
     for job in jobs:
         assert job.function(**job.parameters)["test_accuracy"] == 50.0
-    found = {arm: (r.optimizer, r.scaling, r.rates, r.weight_decay, r.nesterov, r.lr_in_momentum) for (arm, _), r in recipes.items()}
+    found = {
+        arm: (r.optimizer, r.scaling, r.rates, r.weight_decay, r.nesterov, r.lr_in_momentum)
+        for (arm, _), r in recipes.items()
+    }
     assert found == {
         "SGD": ("sgd", "none", "single", 1e-4, False, False),
         "SGD, Nesterov": ("sgd", "none", "single", 1e-4, True, False),
