@@ -76,7 +76,7 @@ bench-host: $(VENV)/.dev
 
 # the tests and figures of a GPU's first half hour: every stage, into runs/gpu-day; docs/benchmarks.md has more
 gpu: $(VENV)/.dev
-	for stage in smoke tests memcheck bench ncu sweep offload training; do \
+	for stage in smoke tests memcheck bench ncu sweep offload training studies; do \
 		PATH="$(abspath $(BIN)):$$PATH" python -m bench.gpu_day $$stage --out runs/gpu-day || failed=1; done; test -z "$$failed"
 
 lint: $(VENV)/.dev

@@ -67,6 +67,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
         "sweep": Stage(530, [bench("bench.sweep --seconds 460")]),
         "offload": Stage(120, [bench("bench.offload")]),
         "training": Stage(530, [bench("bench.training --out OUT", "--quick")]),
+        "studies": Stage(530, [bench("bench.gpu_studies --out OUT")]),
     }
 
 

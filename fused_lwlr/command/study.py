@@ -1,6 +1,5 @@
 """The commands `fused-lwlr study` and `fused-lwlr demo`, which is one of the studies."""
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,28 +119,22 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     from rich.text import Text
 
     from fused_lwlr.papers import studies
-    from fused_lwlr.papers.runner import run
+    from fused_lwlr.papers.runner import run_study
     from fused_lwlr.papers.store import Store, frame, save_report
     from fused_lwlr.papers.training import recipe_of
-    from fused_lwlr.training.processes import pick_device
 
     console = Console()
     found = studies.find(name)
     settings = found.settings(**chosen)
-    place = pick_device(settings.device)
     recipe_of(**settings.common)  # every training would refuse the same options
-    wanted = found.jobs(settings)
     store = Store(out, settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name, total=len(wanted))
-        count = jobs or (1 if place.type == "cuda" else os.cpu_count() or 1)
-        results: list[dict[str, Any]] = []
-        while wanted:
-            results += run(store, wanted, count, lambda job: progress.update(task, advance=1, description=job))
-            done = {result["name"] for result in results}
-            wanted = [job for job in found.more(settings, frame(results)) if job.name not in done]
-            progress.update(task, total=len(results) + len(wanted))
+        task = progress.add_task(name, total=None)
+        results = run_study(
+            found, store, jobs, on_job=lambda job: progress.update(task, advance=1, description=job),
+            on_count=lambda count: progress.update(task, total=count),
+        )  # fmt: skip
     tables = found.tables(settings, frame(results))
     first_paragraph = (found.doc or "").partition("\n\n")[0]
     console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)

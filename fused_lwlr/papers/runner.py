@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from fused_lwlr.papers.framework import Job
-from fused_lwlr.papers.store import Store, write
+from fused_lwlr.papers.framework import Job, Study
+from fused_lwlr.papers.store import Store, frame, write
+from fused_lwlr.training.processes import pick_device
 
 Failure = tuple[str, str] | None
 """The error of a job that failed, and its traceback."""
@@ -25,6 +26,32 @@ Failure = tuple[str, str] | None
 
 class JobError(RuntimeError):
     """Jobs of a study failed; the results of the other jobs are stored."""
+
+
+def run_study(
+    study: Study,
+    store: Store,
+    workers: int | None = None,
+    on_job: Callable[[str], None] = lambda name: None,
+    on_count: Callable[[int], None] = lambda count: None,
+) -> list[dict[str, Any]]:
+    """The results of all jobs of a study with the settings of a store. Arguments and errors as of `run`.
+
+    Args:
+        workers: by default the number of cores, or 1 on a GPU.
+        on_count: called with the number of jobs, at first and when more jobs follow from results.
+    """
+    settings = store.settings
+    if workers is None:
+        workers = 1 if pick_device(settings.device).type == "cuda" else os.cpu_count() or 1
+    results: list[dict[str, Any]] = []
+    wanted: Sequence[Job] = study.jobs(settings)
+    while wanted:
+        on_count(len(results) + len(wanted))
+        results += run(store, wanted, workers, on_job)
+        done = {result["name"] for result in results}
+        wanted = [job for job in study.more(settings, frame(results)) if job.name not in done]
+    return results
 
 
 def run(

@@ -13,7 +13,7 @@ from bench import counters, gpu_day, sweep
 from bench.gpu_day import ROOT, Stage, run, stages
 
 FINE, FAILS = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "raise SystemExit(3)"]
-NAMES = ["smoke", "tests", "memcheck", "bench", "ncu", "sweep", "offload", "training"]
+NAMES = ["smoke", "tests", "memcheck", "bench", "ncu", "sweep", "offload", "training", "studies"]
 # packages that a machine with a GPU may not have
 ABSENT = ("typer", "expecttest", "xdist", "pytest_timeout")
 
@@ -117,8 +117,8 @@ def test_the_folder_must_be_named(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", NAMES)
 def test_rehearsal(name, tmp_path):
     """Every stage runs to its end on the CPU, in an environment without the packages that may be missing."""
-    # training reads its recipes with pydantic
-    absent = (*ABSENT, *(() if name == "training" else ("pydantic",)))
+    # trainings read their recipes with pydantic
+    absent = (*ABSENT, *(() if name in ("training", "studies") else ("pydantic",)))
     hook = tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(
