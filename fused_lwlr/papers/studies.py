@@ -11,6 +11,7 @@ STUDIES = {
     "lwlr-networks": "lwlr_networks.STUDY",
     "lwlr-decay": "lwlr_decay.STUDY",
     "lwlr-width": "lwlr_width.STUDY",
+    "lwlr-adam": "lwlr_adam.STUDY",
     "lwlr-vs-single": "lwlr_vs_single.STUDY",
     "large-batch": "large_batch.STUDY",
     "methods": "methods.STUDY",
