@@ -91,9 +91,9 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 def draw(results: Any) -> Figure:
     """Std(λE) over the learning rate: a panel for each net and setup."""
-    of = results.assign(panel=results.model + ", " + results.setup, warm_up="warm-up: " + schedules(results))
+    of = results.assign(**{"panel": results.model + ", " + results.setup, "warm-up": schedules(results)})
     names = ("highest learning rate", "Std(λE),\nmean and range of seeds")
-    return bands(of, x="lr", y="rate_spread", labels=names, log="xy", hue="warm_up", col="panel")
+    return bands(of, x="lr", y="rate_spread", labels=names, log="xy", hue="warm-up", col="panel")
 
 
 STUDY = Study("elr-warmup", __doc__, jobs, tables, draw, epochs=4)
