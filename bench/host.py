@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 
 import fused_lwlr
 from bench.bytes_moved import launches
 from bench.gate import parameters
 from bench.rows import command, show
-from fused_lwlr.optim.snapshot import forms_of, take_snapshot
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
@@ -35,30 +33,13 @@ OURS: dict[str, dict[str, Any]] = {
     "ELR": {"scaling": fused_lwlr.ELR(0.01, select="*")},
     "LARS": {"scaling": fused_lwlr.LARS(select="*")},
 }
-COLUMNS = (*OURS, "snapshot", "fused", "groups")
-"""Ours with multipliers, alone and scaled; `Snapshots`; torch's fused, alone and with a group for each tensor."""
+COLUMNS = (*OURS, "fused", "groups")
+"""Ours with multipliers, alone and scaled; torch's fused, alone and with a group for each tensor."""
 
 HEAD = ("optimizer", "tensors", "gradients", *(f"{who} µs" for who in COLUMNS), "ours / fused")
 
 
-class Snapshots:
-    """The part of a step that no option avoids: a snapshot of all tensors, and new version counters."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        optimizer.step()
-        self.param_groups = optimizer.param_groups
-        self._params = [param for group in optimizer.param_groups for param in group["params"]]
-        self._forms = forms_of(self._params, sliced=False)
-        self._entries = [entry for state in optimizer.state.values() for entry in state.values()]
-
-    def step(self) -> None:
-        """Takes the snapshot."""
-        grads = [param.grad for param in self._params]
-        assert take_snapshot(self._params, grads, self._entries, self._forms) is not None
-        increment_version(self._params)
-
-
-def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Snapshots]:
+def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer]:
     """One optimizer for each of `COLUMNS`, all over the same parameters, whose addresses affect the time much."""
     options, named = OPTIONS[name], parameters([(8,)] * count, torch.float32, torch.device("cpu"))
     params = [param for _, param in named]
@@ -67,13 +48,12 @@ def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Snap
     groups = [{"params": [param], "lr": options["lr"] * 0.5} for param in params]
     return {
         **{who: ours(named, layers=multipliers, backend="triton", **more, **options) for who, more in OURS.items()},
-        "snapshot": Snapshots(torchs(params, fused=True, **options)),
         "fused": torchs(params, fused=True, **options),
         "groups": torchs(groups, fused=True, **options),
     }
 
 
-def seconds(optimizer: torch.optim.Optimizer | Snapshots, gradients: str, steps: int) -> float:
+def seconds(optimizer: torch.optim.Optimizer, gradients: str, steps: int) -> float:
     """Time of one step, the median of a few, with the rate changed and gradients, one of `GRADIENTS`, set before."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [param.grad for param in params]

@@ -2,18 +2,22 @@
 
 import warnings
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import real
+from fused_lwlr.kernels.tensors import form_check, real
 
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
+POINTER = Tensor.data_ptr
+SMALL = 1 << 42
+"""Below most addresses. The data pointer of a tensor whose memory was freed is its offset in bytes."""
 
 
 class Gradients(NamedTuple):
@@ -22,12 +26,12 @@ class Gradients(NamedTuple):
     Attributes:
         present: one byte for each parameter: 1 if it has a gradient.
         addresses: the data pointer of each gradient, int64; 0 if it is absent or empty.
-        matching: whether it is known that each gradient has the strides and lazy bits of its parameter.
+        forms: another number when gradients may have other strides or lazy bits than before.
     """
 
     present: bytes
     addresses: bytes
-    matching: bool
+    forms: int = 0
 
 
 class Row(NamedTuple):
@@ -87,35 +91,52 @@ class Table:
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
-        self._places = [(param.device, param.shape) for param in params]
         present = bytes([grad is not None for grad in grads])
-        self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes(), matching=False)
+        self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes())
+        self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
-    def accept_gradients(self, grads: Sequence[Any], addresses: Sequence[int] | None = None) -> bool:
+    def accept_gradients(self, grads: Sequence[Any]) -> bool:
         """Sets the gradients of the next step.
 
         Args:
             grads: the gradient of each parameter, or None.
-            addresses: the data pointer of each gradient, 0 if it is absent or empty, if each has the form of its
-                parameter and the dtype of the table; None if not, or if nobody knows.
 
         Returns:
-            False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
-            and the dtype of the table.
+            False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
+            of its parameter and the dtype of the table.
         """
-        present, matching = bytes([grad is not None for grad in grads]), addresses is not None
-        if addresses is None:
-            there = [(grad, place) for grad, place in zip(grads, self._places, strict=True) if grad is not None]
-            if any(grad.layout is not torch.strided or grad.dtype is not self.grad_dtype for grad, _ in there):
-                return False
-            if any((grad.device, grad.shape) != place for grad, place in there):
-                return False
-            addresses = addresses_of(grads)
-        found = Gradients(present, array("q", addresses).tobytes(), matching)
-        if not matching or found != self.gradients:
+        present = bytes([grad is not None for grad in grads])
+        complete, forms = 0 not in present, self.gradients.forms
+        there = grads if complete else list(compress(grads, present))
+        examples = grads if complete else self.examples(grads)
+        same = self._have_same_forms(*examples)
+        if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
+            return False
+        addresses = list(map(POINTER, there)) if same else addresses_of(there)
+        if min(addresses, default=SMALL) < SMALL and not all(map(_has_memory, there, addresses)):
+            return False
+        if not same:
+            self._have_same_forms, forms = form_check(examples), forms + 1
+        if not complete:
+            left = iter(addresses)
+            addresses = [next(left) if one else 0 for one in present]
+        found = Gradients(present, array("q", addresses).tobytes(), forms)
+        if found != self.gradients:
             self.gradients = found
         self.columns["grad"] = tuple(grads)
         return True
+
+    def examples(self, grads: Sequence[Any]) -> list[Tensor]:
+        """Returns the gradient of each parameter, or for an absent one the parameter, which gradients resemble."""
+        return [example if grad is None else grad for grad, example in zip(grads, self._detached, strict=True)]
+
+    @cached_property
+    def _detached(self) -> list[Tensor]:
+        return [param.detach() for param in self.columns["param"]]
+
+    def _fits(self, grad: Tensor, param: Tensor) -> bool:
+        place = self.grad_dtype, param.device, param.shape
+        return grad.layout is torch.strided and (grad.dtype, grad.device, grad.shape) == place
 
     @cached_property
     def tensor_of_row(self) -> np.ndarray:
@@ -174,3 +195,8 @@ def _address(tensor: Tensor) -> int:
     except RuntimeError:
         # sparse tensors have no data pointer, nor have tensors within a transform of torch.func
         return 0
+
+
+def _has_memory(tensor: Tensor, address: int) -> bool:
+    """Returns whether an address is the address of a tensor; an empty tensor needs none."""
+    return tensor.numel() == 0 or address != tensor.storage_offset() * tensor.element_size()

@@ -1,7 +1,10 @@
 """Small operations on tensors that both backends and the optimizers use."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -30,3 +33,13 @@ def upload(device: Tensor, host: Tensor) -> Tensor:
 def uploaded(host: Tensor, device: torch.device) -> Tensor:
     """Returns a copy on a device, without waiting for it as `to` and `torch.tensor(..., device=)` do on a GPU."""
     return upload(torch.empty_like(host, device=device), host)
+
+
+def form_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """Returns a function of as many tensors that compares their forms with the forms of these.
+
+    A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. This is what a compiled model checks
+    before it runs. It keeps no tensor. It may return False for equal forms, for example under autocast.
+    """
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check

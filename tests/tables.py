@@ -84,11 +84,6 @@ def after(table: Table, *taken: int) -> Table:
     return table
 
 
-def accept_any(table: Table, grads: Sequence[Tensor | None]) -> bool:
-    """Gradients that need not match their parameters."""
-    return table.accept_gradients(grads)
-
-
 def having(table: Table, **columns: Sequence[Tensor | None]) -> Table:
     """The same table with other columns."""
     return after(Table({**table.columns, **columns}, table.rows), *table.steps)

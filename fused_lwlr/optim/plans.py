@@ -12,6 +12,8 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
+from fused_lwlr.kernels.table import POINTER
+from fused_lwlr.kernels.tensors import form_check
 from fused_lwlr.optim.gate import Decision, SkipReport, decide
 from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.layer_options import Groups
@@ -19,7 +21,6 @@ from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.sharded import sharded_of
-from fused_lwlr.optim.snapshot import Snapshot, forms_of, take_snapshot
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
 from fused_lwlr.shards import is_distributed, local
@@ -68,10 +69,8 @@ class Plans:
         self._largest = math.inf if double else LARGEST_FLOAT32 / max([1.0, *(row.multiplier for row in rows)])
         self._distributed = any(map(is_distributed, self._params))
         self._sharded = sharded_of(self.plans) if self._distributed else None
-        dtypes = [plan.table.grad_dtype for plan in self.plans for _ in plan.members]
-        sliced = any(row.stop is not None for row in rows)
-        self._forms = forms_of([*map(local, self._params)], dtypes, sliced=sliced)
-        self._fixed: Any = None
+        # of parameters and state after the first step
+        self._places: Any = None
         self._present: list[bool] = []
         # the parameters that had a gradient in the last step; None before the first step
         self._last: list[bool] | None = None
@@ -81,24 +80,26 @@ class Plans:
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
-        if self._fixed is None or options is not self._options or _key_of(options, groups, bucket) != self._key:
+        if self._places is None or options is not self._options or _key_of(options, groups, bucket) != self._key:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
-        snapshot = self._take_snapshot(states)
-        if snapshot is None or snapshot.fixed != self._fixed:
+        if self._places_of(states) != self._places or not self._have_same_forms(*self._local_params()):
             return False
-        if snapshot.present != self._present and not self._fits_any_gradients:
+        grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
+        present = [grad is not None for grad in grads]
+        if present != self._present and not self._fits_any_gradients:
             return False
-        if self._distributed and not all(p.grad is None or same_placement(p.grad, p) for p in self._params):
-            return False
-        addresses, begin = snapshot.addresses, 0
-        for plan in self.plans:
-            here = slice(begin, begin := begin + len(plan.members))
-            if not plan.table.accept_gradients(snapshot.grads[here], addresses and addresses[here]):
+        if self._distributed:
+            if not all(param.grad is None or same_placement(param.grad, param) for param in self._params):
                 return False
-        if snapshot.present != self._present:
-            self._set_present(snapshot.present)
+            grads = list(map(local, grads))
+        begin = 0
+        for plan in self.plans:
+            if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
+                return False
+        if present != self._present:
+            self._set_present(present)
         return True
 
     def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> SkipReport | None:
@@ -144,8 +145,8 @@ class Plans:
                     plan.store(states, stepped=False)
                 # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
                 if all(plan.addressable for plan in self.plans):
-                    found = self._take_snapshot(states)
-                    self._fixed = None if found is None else found.fixed
+                    self._places = self._places_of(states)
+                    self._have_same_forms = form_check(self._local_params())
             self._last = self._present
         return report
 
@@ -159,16 +160,22 @@ class Plans:
         """Whether the last step was taken with the same parameters that have a gradient now."""
         return self._last == self._present
 
-    def _take_snapshot(self, states: Any) -> Snapshot | None:
-        params: Sequence[Any] = self._params
-        grads = [member.grad for member in self._members] if self._targets else list(map(GRAD, params))
-        own = [states.get(param, {}) for param in params] if self._is_bucket else states.values()
+    def _local_params(self) -> list[Tensor]:
+        return list(map(local, self._params)) if self._distributed else self._params
+
+    def _places_of(self, states: Any) -> Any:
+        """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
+        own = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
         entries = [entry for state in own for entry in state.values() if entry is not None]
         if self._distributed:
-            params, grads, entries = ([*map(local, tensors)] for tensors in (params, grads, entries))
+            entries = list(map(local, entries))
         # two parameters may exchange their state
         owners = None if self._is_bucket else list(map(id, states))
-        return take_snapshot(params, grads, entries, self._forms, owners)
+        try:
+            return list(map(POINTER, self._local_params())), list(map(POINTER, entries)), owners
+        except (RuntimeError, TypeError):
+            # a sparse tensor, or an entry that is not a tensor
+            return None
 
     def _set_present(self, present: list[bool]) -> None:
         """Notes which parameters have a gradient, and which plans are launched."""

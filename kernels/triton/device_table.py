@@ -128,18 +128,19 @@ class DeviceTable:
         """Sets the addresses of gradients and the active rows."""
         new, before = table.gradients, self._gradients
         self._gradients = new
-        changed = before is None or new.present != before.present
-        if changed:
+        others = before is None or new.present != before.present
+        reshaped = before is None or new.forms != before.forms
+        if others:
             self._activate(np.frombuffer(new.present, dtype=bool))
-        if changed or not (new.matching and before.matching):
-            # a gradient that matches its parameter needs a scratch tensor if the parameter does
-            plain = new.matching and not self._scratch["param"]
-            self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
+        if reshaped:
+            # also for absent gradients
+            self._scratch["grad"] = self._layout.scratch_of(table.examples(table.columns["grad"]))
+        if others or reshaped:
             self._copied = [
                 (name, index, scratch)
                 for name, tensors in self._scratch.items()
                 for index, scratch in tensors.items()
-                if self._launched[index]
+                if self._launched[index] and table.columns[name][index] is not None
             ]
             self._streams.clear()
         self._point("grad", new.addresses)
@@ -148,7 +149,8 @@ class DeviceTable:
         """Sets the addresses of a column's rows. An address of a tensor is 0 if the tensor is absent or empty."""
         found = np.array(np.frombuffer(addresses, np.int64) if isinstance(addresses, bytes) else addresses, np.int64)
         for i, tensor in self._scratch[name].items():
-            found[i] = tensor.data_ptr()
+            if found[i]:
+                found[i] = tensor.data_ptr()
         layout = self._layout
         if name == "radius" or not layout.one_to_one:
             found = found[layout.tensor]

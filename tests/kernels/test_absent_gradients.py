@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lazy import negated
-from tables import HYPER, SGD, accept_any, equal, equal_column, make, totals, twin, uniform
+from tables import HYPER, SGD, equal, equal_column, make, totals, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import LARS
@@ -46,10 +46,6 @@ def alike(column):
     return [torch.empty_like(p).copy_(uniform(p.shape, p.dtype, p.device)) for p in column]
 
 
-def addresses(tensors):
-    return [0 if t is None else t.data_ptr() for t in tensors]
-
-
 def some(grads, chosen):
     """The gradients of some parameters, None for the others."""
     return [grad if i in chosen else None for i, grad in enumerate(grads)]
@@ -62,11 +58,6 @@ def made_of(columns, chosen, rows, grads):
     }
     rows = [row._replace(tensor=chosen.index(row.tensor)) for row in rows if row.tensor in chosen]
     return Table({**copies, "grad": [grads[i].clone() for i in chosen]}, rows)
-
-
-def accept(table, grads):
-    """Gradients that have the forms of their parameters."""
-    return table.accept_gradients(grads, addresses(grads))
 
 
 def compare(table, chosen, other, check=same):
@@ -88,7 +79,7 @@ def test_the_same_steps(column, layout, rows, scale, backend):
             grads = alike(table.columns["param"])
             other = made_of(columns, chosen, table.rows, grads)
             before = [(table.columns["param"][i].clone(), table.columns["param"][i]._version) for i in absent]
-            assert accept(table, some(grads, chosen))
+            assert table.accept_gradients(some(grads, chosen))
             found, expected = (backend.step(SGD, each, HYPER["sgd"], scale) for each in (table, other))
             compare(table, chosen, other)
             for i, (value, version) in zip(absent, before, strict=True):
@@ -105,7 +96,7 @@ def test_statistics_of_rows_without_a_gradient_are_zero(backend):
     for chosen in CHOSEN:
         grads = alike(table.columns["param"])
         other = made_of(columns, chosen, table.rows, grads)
-        assert accept(table, some(grads, chosen))
+        assert table.accept_gradients(some(grads, chosen))
         found, expected = backend.statistics(table), backend.statistics(other)
         same(found[torch.from_numpy(table.stepped)], expected)
         assert not found[torch.from_numpy(~table.stepped)].any()
@@ -159,7 +150,7 @@ def test_only_rows_with_a_gradient_have_work():
     table = make("sgd", shapes, torch.float32, torch.device("cpu"), [Row(i, scaled=True) for i in range(40)])
     items = []
     for chosen in ((3, 17, 18, 39), range(40)):
-        assert accept(table, some(alike(table.columns["param"]), chosen))
+        assert table.accept_gradients(some(alike(table.columns["param"]), chosen))
         for scale in (None, LARS(select="*").scale(SGD)):
             triton.counters.clear()
             triton.step(SGD, table, HYPER["sgd"], scale)
@@ -181,7 +172,7 @@ def test_gradients_with_changing_strides(backend):
         grads = grads if change is None else [*map(change, grads)]
         other = made_of(columns, chosen, ROWS, grads)
         grads = some(grads, chosen)
-        assert accept(table, grads) if change is None else accept_any(table, grads)
+        assert table.accept_gradients(grads)
         for each in (table, other):
             backend.step(SGD, each, HYPER["sgd"])
         compare(table, chosen, other)
@@ -194,8 +185,8 @@ def test_gradients_that_do_not_fit(change):
     table, _ = whole()
     grads = some(alike(table.columns["param"]), (0, 2))
     for _ in range(2):
-        assert not accept_any(table, [change(grads[0]), *grads[1:]])
-        assert accept(table, grads)
+        assert not table.accept_gradients([change(grads[0]), *grads[1:]])
+        assert table.accept_gradients(grads)
         assert all(a is b for a, b in zip(table.columns["grad"], grads, strict=True))
 
 
@@ -205,5 +196,5 @@ def test_gradients_of_another_dtype_than_before():
     table = Table({"param": [param], "grad": [grad]})
     for _ in range(2):
         assert not table.accept_gradients([grad.bfloat16()])
-        assert accept(table, [None])
-        assert accept_any(table, [grad.clone()])
+        assert table.accept_gradients([None])
+        assert table.accept_gradients([grad.clone()])

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
+from tables import ADAMW, HYPER, SGD, after, agree, make, sgd_hyper, uniform
 
 from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
@@ -58,14 +58,14 @@ def test_gradient_at_another_address(device):
     for _ in range(3):
         agree("sgd", table, HYPER["sgd"])
         keep.append(table.columns["grad"])
-        assert accept_any(table, [uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
+        assert table.accept_gradients([uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
 
 
 def test_gradient_at_the_same_address_with_other_strides(device):
     table = make("sgd", [(6, 10)], torch.float32, device)
     memory = uniform((60,), torch.float32, device)
     for view in (memory.view(6, 10), memory.view(10, 6).T, memory[:10].expand(6, 10), memory.view(6, 10)):
-        assert accept_any(table, [view])
+        assert table.accept_gradients([view])
         assert view.data_ptr() == memory.data_ptr()
         agree("sgd", table, HYPER["sgd"])
 
@@ -104,7 +104,7 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
     upload = module.upload
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
     for change, more in [
-        (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), {}),
+        (lambda: table.accept_gradients([t.clone() for t in table.columns["grad"]]), {}),
         (lambda: None, {"rows": np.float32([[0.3, 0.2]])}),
         (lambda: None, {"coefficients": np.arange(6, dtype=np.float32).reshape(2, 3)}),
         (lambda: setattr(table, "hyper_row", np.array([0, 0, 1])), {}),
@@ -166,7 +166,7 @@ def test_memory_is_kept_once_for_each_stream(on_stream):
     scale = ELR(0.1).scale(SGD)
     # scratch tensors take the place of gradients with other strides
     transposed = [uniform((5,), torch.float32, "cpu"), uniform((3, 4), torch.float32, "cpu").T]
-    assert accept_any(table, transposed)
+    assert table.accept_gradients(transposed)
     counts = [len(on_stream(stream, step.step, SGD, table, HYPER["sgd"], scale)) for stream in (0, 7, 7, 0, 8, 7)]
     assert [bool(count) for count in counts] == [True, True, False, False, True, False]
     found = table.cache[step.columns_of(SGD)]
@@ -190,7 +190,7 @@ def test_memory_that_is_new_is_kept_for_every_stream(on_stream):
         (plain, None), (plain, first), (plain, second), (plain, first),
         (wide, first), ([None, plain[1]], first), ([None, plain[1]], None),
     ):  # fmt: skip
-        assert accept_any(table, grads)
+        assert table.accept_gradients(grads)
         take = partial(step.step, SGD, table, HYPER["sgd"], scale)
         assert [bool(on_stream(stream, take)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
     sums = partial(triton.statistics, table, weight=False)
