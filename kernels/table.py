@@ -74,7 +74,7 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        gradients: the gradients of the next step. Remains the same object while they match and are where they were.
+        gradients: the gradients of the next step. Remains the same object while they are where they were.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
@@ -106,9 +106,7 @@ class Table:
             of its parameter and the dtype of the table.
         """
         present = bytes([grad is not None for grad in grads])
-        complete, forms = 0 not in present, self.gradients.forms
-        there = grads if complete else list(compress(grads, present))
-        examples = grads if complete else self.examples(grads)
+        there, examples, forms = list(compress(grads, present)), self.examples(grads), self.gradients.forms
         same = self._have_same_forms(*examples)
         if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
             return False
@@ -117,10 +115,8 @@ class Table:
             return False
         if not same:
             self._have_same_forms, forms = form_check(examples), forms + 1
-        if not complete:
-            left = iter(addresses)
-            addresses = [next(left) if one else 0 for one in present]
-        found = Gradients(present, array("q", addresses).tobytes(), forms)
+        left = iter(addresses)
+        found = Gradients(present, array("q", [next(left) if one else 0 for one in present]).tobytes(), forms)
         if found != self.gradients:
             self.gradients = found
         self.columns["grad"] = tuple(grads)
