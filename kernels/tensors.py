@@ -36,10 +36,11 @@ def uploaded(host: Tensor, device: torch.device) -> Tensor:
 
 
 def form_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Returns a function of as many tensors that compares their forms with the forms of these.
+    """Returns a function that takes the same number of tensors, and says whether they have the same forms in turn.
 
-    A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. This is what a compiled model checks
-    before it runs. It keeps no tensor. It may return False for equal forms, for example under autocast.
+    A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. The function keeps no tensor. It may
+    return False for equal forms, for example under autocast. A model compiled by `torch.compile` checks its arguments
+    in this way.
     """
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check

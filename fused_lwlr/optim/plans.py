@@ -69,7 +69,7 @@ class Plans:
         self._largest = math.inf if double else LARGEST_FLOAT32 / max([1.0, *(row.multiplier for row in rows)])
         self._distributed = any(map(is_distributed, self._params))
         self._sharded = sharded_of(self.plans) if self._distributed else None
-        # of parameters and state after the first step
+        # the addresses of parameters and state after the first step, see `_places_of`
         self._places: Any = None
         self._present: list[bool] = []
         # the parameters that had a gradient in the last step; None before the first step

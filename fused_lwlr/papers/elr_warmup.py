@@ -27,7 +27,7 @@ BOUND = 0.1
 def jobs(settings: Settings) -> list[Job]:
     """A net with shortcuts and a net without, in each setup, at each rate, without warm-up and with it.
 
-    The bound is of steps without momentum and decay.
+    Eq. 25 bounds steps without momentum and decay.
     """
     few = 1 if settings.quick else None
     cells = [

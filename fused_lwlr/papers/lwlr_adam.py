@@ -55,7 +55,7 @@ def measure(model: str, kind: str, **common: Any) -> dict[str, Any]:
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
-    """Multipliers with layer-wise rates beside those with one rate, over the weights of a model."""
+    """Ratio and rank correlation of the multipliers with layer-wise rates and with one rate, for each model."""
 
     def pairs(of: Any) -> list[tuple[Any, Any]]:
         """Multipliers with one rate and with layer-wise rates, for each seed."""
