@@ -97,6 +97,7 @@ class Plans:
         begin = 0
         for plan in self.plans:
             if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
+                self.release_gradients()
                 return False
         if present != self._present:
             self._set_present(present)
