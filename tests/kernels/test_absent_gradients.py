@@ -128,6 +128,25 @@ def test_rescaled_rows_without_a_gradient(backend):
     assert [table.columns["step"][i].item() for i in (0, 2)] == [1, 3]
 
 
+def test_a_rescaled_row_in_parts_of_other_memory_without_a_gradient():
+    """Scratch tensors take the places of the parameter and its momentum, and of no gradient."""
+    made = make("sgd", [(6, 8), (6, 8)], torch.float32, torch.device("cpu"))
+    columns = {name: [tensor[:, ::2] for tensor in column] for name, column in made.columns.items()}
+    table = Table(columns, [Row(i, power=1, counts_for_max_norm=True) for i in range(2)])
+    other = twin(table)
+    first, second = columns["grad"]
+    # the step with NaN is skipped, but the scratch tensor of the gradient has it
+    bad = torch.full((6, 8), torch.nan)[:, ::2]
+    for grads in ([first, second], [first, bad], [first, None], [first, second]):
+        for of, each in ((triton, table), (reference, other)):
+            assert each.accept_gradients(grads)
+            each.hyper_row = [int(grad is None) for grad in grads]
+            gate = Gate(totals(of, each), skip=True)
+            of.step(SGD, each, [HYPER["sgd"][0], SGD.rescale_only], gate=gate)
+        equal(table, other)
+        assert table.columns["param"][1].isfinite().all()
+
+
 def test_the_first_gradient_comes_late():
     """A launch that only rescales does not mark the table as without gradients."""
     made = make("sgd", SHAPES[:2], torch.bfloat16, torch.device("cpu"))
