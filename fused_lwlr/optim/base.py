@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, is_grad_enabled, nn
-from torch._C import _set_grad_enabled
+from torch import Tensor, nn
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, Rule, reference
@@ -268,6 +267,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.options = replace(self.options, in_backward=buckets is not None)
         self._buckets, self._plans, self._stepped = buckets, None, ()
 
+    @torch.no_grad()
     def step_by(
         self,
         plans: Plans | None,
@@ -288,9 +288,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             RuntimeError, ValueError: as `step`.
         """
         groups = self.param_groups
-        # the same as `torch.no_grad`, which takes five times as long
-        grad_enabled = is_grad_enabled()
-        _set_grad_enabled(False)
         try:
             if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
                 plans = None
@@ -303,7 +300,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                 plans = Plans(self.options, groups, self.state, bucket)
             self._skip_report = plans.step(groups, self.state, loss_scale)
         finally:
-            _set_grad_enabled(grad_enabled)
             if plans is not None:
                 plans.release_gradients()
         return plans
