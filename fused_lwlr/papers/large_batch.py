@@ -19,8 +19,7 @@ from fused_lwlr.papers.training import recipe_of, train
 MODEL = "resnet8x8"
 SIDE = 14
 """Side of the images of Fashion-MNIST in pixels: half of theirs, for a quarter of the time."""
-BATCHES = (256, 2048, 8192)
-QUICK = (32,)
+QUICK = 32
 CALIBRATION = 4096
 """Images of the calibration, but one batch at least."""
 SGD = {"optimizer": "sgd", "weight_decay": 1e-4}
@@ -39,6 +38,8 @@ ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
 }
 """Fields of a recipe, and the rates that an arm begins with. An arm whose best rate is the lowest or highest of its
 rates gets the next."""
+BATCHES = {256: tuple(ARMS), 2048: tuple(ARMS), 8192: ("SGD", "SGD, Nesterov", "LARS", "AdamW", "LAMB")}
+"""Images of a batch -> arms."""
 PLAIN = {arm: plain for arm, (fields, _) in ARMS.items() if arm != (plain := RIVALS[fields["optimizer"]])}
 """The arm with the same optimizer, without scaling, multipliers and Nesterov momentum."""
 GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
@@ -46,11 +47,11 @@ GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates and every batch size, with the seeds that choose."""
-    batches, most = (QUICK, 2) if settings.quick else (BATCHES, 3)
+    batches, most = ({QUICK: tuple(ARMS)}, 2) if settings.quick else (BATCHES, 3)
     common = {"model": settings.model or MODEL, "workers": 0, **settings.on_images(SIDE)}
     cells = [
         {"batch_size": batch, "arm": arm, "lr": lr}
-        for batch in batches for arm, (_, lrs) in ARMS.items() for lr in lrs[:most]
+        for batch, arms in batches.items() for arm in arms for lr in ARMS[arm][1][:most]
     ]  # fmt: skip
     form = "batch{batch_size}-{arm}-lr{lr:g}-seed{seed}"
     return settings.jobs(measure, form, cells, seeds=CHOOSING, common=common)
