@@ -124,11 +124,10 @@ class Table:
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradient of each parameter, or for an absent one the parameter, which gradients resemble."""
-        return [example if grad is None else grad for grad, example in zip(grads, self._detached, strict=True)]
-
-    @cached_property
-    def _detached(self) -> list[Tensor]:
-        return [param.detach() for param in self.columns["param"]]
+        # made anew, since they would keep the memory of a parameter that is moved
+        return [
+            param.detach() if grad is None else grad for grad, param in zip(grads, self.columns["param"], strict=True)
+        ]
 
     def _fits(self, grad: Tensor, param: Tensor) -> bool:
         place = self.grad_dtype, param.device, param.shape

@@ -11,6 +11,7 @@ import torch
 from cases import KINDS, every_backend, every_name, name_of
 from steps import OPTIONS, OURS, gradients, parameters, train
 from tables import TILE
+from torch.multiprocessing.reductions import StorageWeakRef
 from triton.runtime.jit import JITCallable
 
 from fused_lwlr import LAMB
@@ -176,6 +177,23 @@ def test_gradients_go_with_zero_grad_after_a_failure(name, more, taken, device, 
             optimizer.step()
     optimizer.zero_grad()
     assert [ref() for ref in refs] == [None, None]
+
+
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_the_memory_of_a_moved_parameter_is_freed(name, backend, device):
+    """At once, and not in the next step, also of a parameter whose gradient is absent now."""
+    named = parameters([(3, 4), (5,)], torch.float32, device)
+    optimizer = OURS[name]([p for _, p in named], **OPTIONS[name], backend=backend)
+    train((optimizer,), (named,), 2)
+    gradients(named)
+    named[1][1].grad = None
+    optimizer.step()
+    memory = [StorageWeakRef(p.untyped_storage()) for _, p in named]
+    for _, p in named:
+        p.data = p.data.clone()
+    assert all(storage.expired() for storage in memory)
 
 
 @every_backend
