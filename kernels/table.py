@@ -124,7 +124,7 @@ class Table:
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradient of each parameter, or for an absent one the parameter, which gradients resemble."""
-        # made anew, since they would keep the memory of a parameter that is moved
+        # a detached parameter keeps the memory of the parameter, also if that moves
         return [
             param.detach() if grad is None else grad for grad, param in zip(grads, self.columns["param"], strict=True)
         ]
