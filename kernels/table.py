@@ -124,7 +124,7 @@ class Table:
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradient of each parameter, or for an absent one the parameter, which gradients resemble."""
-        # a detached parameter keeps the memory of the parameter, also if that moves
+        # the detached tensors are not kept: they would hold the old memory of a parameter that moves
         return [
             param.detach() if grad is None else grad for grad, param in zip(grads, self.columns["param"], strict=True)
         ]
