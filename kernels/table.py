@@ -1,7 +1,6 @@
 """The input of one launch: parallel columns of tensors, and a list of rows."""
 
 import warnings
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
@@ -92,7 +91,7 @@ class Table:
         self.cache: dict[Any, Any] = {}
         self.capturable = False
         present = bytes([grad is not None for grad in grads])
-        self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes())
+        self.gradients = Gradients(present, np.array(addresses_of(grads), dtype=np.int64).tobytes())
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
     def accept_gradients(self, grads: Sequence[Any]) -> bool:
@@ -115,8 +114,9 @@ class Table:
             return False
         if not same:
             self._have_same_forms, forms = form_check(examples), forms + 1
-        left = iter(addresses)
-        found = Gradients(present, array("q", [next(left) if one else 0 for one in present]).tobytes(), forms)
+        places = np.zeros(len(grads), dtype=np.int64)
+        places[np.frombuffer(present, dtype=bool)] = addresses
+        found = Gradients(present, places.tobytes(), forms)
         if found != self.gradients:
             self.gradients = found
         self.columns["grad"] = tuple(grads)

@@ -45,6 +45,9 @@ class Plan:
         columns = _columns(options, members)
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
         self.table = Table(columns, rows)
+        if addressable:
+            # the next step compares the forms of its gradients with the forms of these
+            self.table.accept_gradients(columns["grad"])
         self.table.capturable = capturable
         self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
         if counts:
