@@ -18,11 +18,12 @@ def main() -> None:
     """The command line."""
     options = command(__doc__, "--rehearsal", "--out").parse_args()
     rehearsal = {"quick": True, "data": "digits"}
+    at_once = 1 if options.rehearsal else AT_ONCE
     for name, seeds in list(SEEDS.items())[: 1 if options.rehearsal else None]:
         study = find(name)
         settings = study.settings(**(rehearsal if options.rehearsal else {"seeds": seeds, "device": "cuda"}))
         store = Store(options.out / name, settings)
-        results = run_study(study, store, AT_ONCE, on_job=lambda job, name=name: write({"study": name, "job": job}))
+        results = run_study(study, store, at_once, on_job=lambda job, name=name: write({"study": name, "job": job}))
         found = frame(results)
         paths = [store.save_results(results), *save_report(store.out, study, study.tables(settings, found), found)]
         print(f"Wrote {', '.join(map(str, paths))}.")
