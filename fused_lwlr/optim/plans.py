@@ -1,7 +1,7 @@
 """All plans of an optimizer: made for its parameters and options, kept while only gradients change, and stepped."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -69,8 +69,9 @@ class Plans:
         self._largest = math.inf if double else LARGEST_FLOAT32 / max([1.0, *(row.multiplier for row in rows)])
         self._distributed = any(map(is_distributed, self._params))
         self._sharded = sharded_of(self.plans) if self._distributed else None
-        # the addresses of parameters and state after the first step, see `_places_of`
+        # the addresses after the first step, see `_places_of`, and a check of the forms that parameters have then
         self._places: Any = None
+        self._have_same_forms: Callable[..., bool]
         self._present: list[bool] = []
         # the parameters that had a gradient in the last step; None before the first step
         self._last: list[bool] | None = None
