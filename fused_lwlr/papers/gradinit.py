@@ -38,6 +38,10 @@ STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 }
 """Start of a training (see `start_`) -> its name, its color, and the rates to choose from. The authors' scripts
 divide the gradient by its norm."""
+DEEP = "resnet1202x2"
+"""A net of 1202 layers. A training of it takes minutes, so it has the starts that matter most in the paper, and every
+second rate."""
+OF_DEEP = ("kaiming", "constant", "warm-up", "gradinit-normalized")
 LABELS = {start: name for start, (name, _, _) in STARTS.items()}
 COLORS = {name: color for name, color, _ in STARTS.values()}
 GRID = Grid(("model", "init"), rate="tau", outcome="last", choosing=CHOOSING)
@@ -54,6 +58,11 @@ PAPER: dict[tuple[str, bool], dict[str, tuple[str, str]]] = {
         "kaiming": ("16.1 ± 2.1", "94.2 ± 0.1"), "constant": ("21.0 ± 3.8", "93.9 ± 0.4"),
         "warm-up": ("19.8 ± 0.5", "94.1 ± 0.1"), "metainit": ("16.21", "94.29"),
         "metainit-adam": ("14.6 ± 2.2", "94.2 ± 0.1"), "gradinit-normalized": ("36.2 ± 0.8", "94.6 ± 0.1"),
+    },
+    ("ResNet-1202", True): {
+        "kaiming": ("12.9 ± 2.8", "94.4 ± 0.6"), "constant": ("12.6 ± 2.8", "94.0 ± 0.4"),
+        "warm-up": ("28.1 ± 1.3", "95.4 ± 0.2"), "metainit-adam": ("11.7 ± 1.6", "95.0 ± 0.5"),
+        "gradinit-normalized": ("29.0 ± 1.1", "96.2 ± 0.1"),
     },
     ("VGG-19", True): {
         "kaiming": ("12.6 ± 0.6", "94.4 ± 0.1"), "constant": ("19.6 ± 4.0", "94.5 ± 0.1"),
@@ -76,7 +85,7 @@ PAPER: dict[tuple[str, bool], dict[str, tuple[str, str]]] = {
 }  # fmt: skip
 """Tables 3, 9 and 10, CIFAR-10: by net and whether it has batch normalization, accuracy in % after the first epoch and
 the best, of 4 seeds, mean ± standard error. MetaInit with signSGD is in Table 9 alone (real data)."""
-FAMILIES = {"vgg": "VGG-19", "noshort": "VGG-19", "densenet": "DenseNet-100"}
+FAMILIES = {"resnet1202": "ResNet-1202", "vgg": "VGG-19", "noshort": "VGG-19", "densenet": "DenseNet-100"}
 """Start of a model's name -> the most similar net of the paper; ResNet-110 for other names."""
 
 
@@ -84,10 +93,11 @@ def jobs(settings: Settings) -> list[Job]:
     """Every net after every start, at all its rates, with the seeds that choose."""
     cells = [
         {"model": model, "init": start, "tau": tau}
-        for model in ([settings.model] if settings.model else MODELS[1:2] if settings.quick else MODELS)
+        for model in ([settings.model] if settings.model else MODELS[1:2] if settings.quick else (*MODELS, DEEP))
         for start, (_, _, taus) in STARTS.items()
+        if model != DEEP or start in OF_DEEP
         # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
-        for tau in (taus[-3:-1] or taus if settings.quick else taus)
+        for tau in (taus[-3:-1] or taus if settings.quick else taus[::2] if model == DEEP else taus)
     ]
     return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 

@@ -3,6 +3,7 @@ scales of a part of the parameters; after learning scales in the training; and w
 and 8, and "Generalizing to Adam").
 """
 
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
@@ -70,10 +71,15 @@ PAPER: tuple[dict[str, str], dict[str, str]] = (
 """Accuracy in % after the first epoch of CIFAR-10, with the standard error of 4 seeds where the paper has it:
 ResNet-110 with BN (Tables 2, 4 and 5; without a bound VGG-19 with BN, Table 8), and VGG-19 without BN (Tables 1, 2)."""
 
+NETS: dict[str, Iterable[str]] = dict(zip(MODELS[:2], PAPER, strict=True)) | {
+    "resnet110x4": [init for init in PAPER[0] if init.startswith("AdamW")]
+}  # fmt: skip
+"""Net -> its variants."""
+
 
 def jobs(settings: Settings) -> list[Job]:
     """Every net with the variants that the paper has for it, or a model with all; at all rates of the scales."""
-    nets = {settings.model: PAPER[0] | PAPER[1]} if settings.model else dict(zip(MODELS[:2], PAPER, strict=True))
+    nets = {settings.model: PAPER[0] | PAPER[1]} if settings.model else NETS
     cells = [
         {"model": model, "init": init, "tau": tau}
         for model, variants in nets.items()

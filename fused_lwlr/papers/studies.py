@@ -20,6 +20,7 @@ STUDIES = {
     "elr-warmup": "elr_warmup.STUDY",
     "elr-constrained": "elr_constrained.STUDY",
     "elr-fashion": "elr_fashion.STUDY",
+    "elr-deep": "elr_fashion.DEEP",
     "elr-fit": "elr_fit.STUDY",
     "elr-simulation": "elr_simulation.STUDY",
     "elr-language": "elr_language.STUDY",
