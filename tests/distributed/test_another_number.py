@@ -24,7 +24,7 @@ from fused_lwlr.training.trainer import Trainer
 
 pytestmark = pytest.mark.ranks(4)
 BASE = Recipe(
-    model="vit", lr=0.01, steps=6, batch_size=48, micro_batch=12, workers=0, device="cpu",
+    model="vit2x16", lr=0.01, steps=6, batch_size=48, micro_batch=12, workers=0, device="cpu",
     calibration_steps=2, log_every=4, stats_every=3, ema=0.9,
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ from fused_lwlr.training.trainer import Trainer
 
 pytestmark = pytest.mark.ranks(2)
 BASE = Recipe(
-    model="vit", lr=0.01, steps=5, batch_size=48, micro_batch=12, workers=0,
+    model="vit2x16", lr=0.01, steps=5, batch_size=48, micro_batch=12, workers=0,
     device="cpu", calibration_steps=2, log_every=2, stats_every=2, ema=0.9,
 )  # fmt: skip
 
@@ -165,7 +165,7 @@ def start():
     """A file of weights that only the first process has."""
     path = folder() / "start.pt"
     if dist.get_rank() == 0:
-        torch.save(build("vit", image_size=8, channels=1, classes=10).state_dict(), path)
+        torch.save(build(BASE.model, image_size=8, channels=1, classes=10).state_dict(), path)
     return str(path)
 
 
@@ -249,7 +249,7 @@ def test_a_dry_run_steps_in_all_processes_and_one_prints(options):
         assert text in told, text
     memory = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in told.splitlines() if row.count("│") == 3}
     # gradients are not sharded until the last of two passes
-    whole = 4 * sum(param.numel() for param in build("vit", image_size=8, channels=1, classes=10).parameters())
+    whole = 4 * sum(param.numel() for param in build(BASE.model, image_size=8, channels=1, classes=10).parameters())
     assert float(memory["gradients"]) == whole
     assert (float(memory["weights"]) == whole) == (not recipe.fsdp)
     assert not Path("nowhere").exists()

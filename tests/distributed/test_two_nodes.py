@@ -13,7 +13,7 @@ from fused_lwlr.runs import run as running
 from fused_lwlr.training.recipe import Recipe
 
 FIELDS = {
-    "model": "vit", "lr": 0.01, "steps": 4, "batch_size": 48, "micro_batch": 12, "device": "cpu", "workers": 0,
+    "model": "vit2x16", "lr": 0.01, "steps": 4, "batch_size": 48, "micro_batch": 12, "device": "cpu", "workers": 0,
     "rates": "single", "backend": "torch", "warmup_epochs": 0.0, "weight_decay": 1e-4,
 }  # fmt: skip
 

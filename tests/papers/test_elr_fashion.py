@@ -1,4 +1,4 @@
-"""The study of a deep network on Fashion-MNIST: its arms, and a smoke test on small files."""
+"""The studies of deep networks on Fashion-MNIST and digits: their arms, and a smoke test on small files."""
 
 import pytest
 from idx_files import arrays, save
@@ -8,7 +8,6 @@ from fused_lwlr.papers import elr_fashion
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import Trained
 
-STUDY = find("elr-fashion")
 # momentum, weight decay, scaling, and the lowest rate
 SETUPS = {
     "momentum, decay": (0.9, 1e-4, "none", 0.01), "neither": (0.0, 0.0, "none", 0.1),
@@ -16,8 +15,15 @@ SETUPS = {
 }  # fmt: skip
 
 
-def test_what_each_arm_trains(monkeypatch):
-    recipes = {}
+@pytest.mark.parametrize(
+    ("name", "common"),
+    [
+        ("elr-fashion", {"data": "fashion-mnist", "model": "noshort20x8", "image_size": 14, "steps": 300}),
+        ("elr-deep", {"data": "digits", "model": "noshort56x8", "epochs": 60}),
+    ],
+)
+def test_what_each_arm_trains(name, common, monkeypatch):
+    study, recipes = find(name), {}
 
     def untrained(recipe, *, optimizer, tuned):
         assert tuned
@@ -26,7 +32,7 @@ def test_what_each_arm_trains(monkeypatch):
         return Trained(problem="diverged")
 
     monkeypatch.setattr(elr_fashion, "train", untrained)
-    for job in STUDY.jobs(STUDY.settings()):
+    for job in study.jobs(study.settings()):
         assert set(job.function(**job.parameters).values()) == {None}
     assert list(recipes) == [(setup, warmup) for warmup in (0.0, 0.1) for setup in SETUPS]
     for (setup, warmup), of in recipes.items():
@@ -37,9 +43,9 @@ def test_what_each_arm_trains(monkeypatch):
         }
         assert min(recipe.lr for recipe, _ in of) == pytest.approx(lowest)
         assert all(rate == pytest.approx(recipe.lr * (recipe.goal if scaling == "elr" else 1)) for recipe, rate in of)
-        assert {(r.model, r.image_size, r.batch_size, r.steps, r.init) for r, _ in of} == {
-            ("noshort20x8", 14, 64, 300, "model")
-        }
+        for recipe, _ in of:
+            assert (recipe.batch_size, recipe.init, recipe.augmentation) == (64, "model", "none")
+            assert {option: getattr(recipe, option) for option in common} == common
 
 
 def test_a_smoke_test(tmp_path):

@@ -182,6 +182,7 @@ def test_gradient_std():
         ("noshort20x8-nobn", [False], "VGG-19 without BN", "29.3 ± 0.6"),
         ("densenet100-nobn", [False], "DenseNet-100 without BN", "37.2 ± 1.1"),
         ("timm:resnet50", [True], "ResNet-110 with BN", "38.2 ± 0.9"),
+        ("resnet1202x2", [True], "ResNet-1202 with BN", "29.0 ± 1.1"),
         ("resnet20-nobn", [False], "ResNet-110 without BN", "36.2 ± 0.8"),
     ],
 )
@@ -286,3 +287,18 @@ def test_variants_are_compared_with_the_authors_arguments():
     assert (other["difference"], other["n"], other["paper: first epoch %"]) == ("-9.5 ± 0.7", "2", "38.4 ± 1.5")
     assert (he["difference"], adam["difference"], adam["paper: first epoch %"]) == ("", "+40.0 ± 0.0", "40.2 ± 0.2")
     assert len(rates.rows) == 4
+
+
+def test_the_deepest_nets_have_a_part_of_the_arms():
+    """1202 layers (Table 3) have the baselines and GradInit, and ResNet-110 has the variants with AdamW."""
+    arms = {}
+    for name in ("gradinit", "gradinit-variants"):
+        study = find(name)
+        for job in study.jobs(study.settings()):
+            arms.setdefault(job.parameters["model"], {}).setdefault(job.parameters["init"], set()).add(
+                job.parameters["tau"]
+            )
+    deep = arms["resnet1202x2"]
+    assert list(deep) == ["kaiming", "constant", "warm-up", "gradinit-normalized"]
+    assert deep["gradinit-normalized"] == {0.001, 0.01, 0.1}
+    assert list(arms["resnet110x4"]) == ["AdamW, He", "AdamW, GradInit", "AdamW, He, +1 epoch"]

@@ -30,7 +30,7 @@ BASE = Recipe(
 )
 RUNS = [
     dataclasses.replace(BASE, calibration_steps=3),
-    dataclasses.replace(BASE, model="vit", optimizer="adamw", rates="single", scaling="lamb", amp="bf16"),
+    dataclasses.replace(BASE, model="vit2x16", optimizer="adamw", rates="single", scaling="lamb", amp="bf16"),
     # state of another shape than its parameter
     dataclasses.replace(BASE, model="vit1x16", optimizer="adamw", rates="single", scaling="hyperball"),
 ]
