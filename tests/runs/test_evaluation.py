@@ -38,7 +38,6 @@ def command(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     assert running.run(dataclasses.replace(RUN, out=str(tmp_path / "run"))) == 0
     return tmp_path / "run"
 
@@ -124,7 +123,6 @@ def test_weights_of_a_checkpoint_are_not_fetched_as_well(options, timm, tmp_path
         out=str(tmp_path / "run"),
         **options,
     )
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     running.run(recipe)
     evaluate_only(None, {"out": recipe.out}, Console())
     assert asked == [True, False]

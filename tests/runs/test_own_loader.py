@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -49,7 +48,6 @@ def _folder(tmp_path, monkeypatch):
     (tmp_path / "own_loader.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
 
 
 def test_a_run_resumes_at_its_place_in_the_stream(monkeypatch, capsys):

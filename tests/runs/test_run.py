@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,12 +33,6 @@ RUNS = [
     # state of another shape than its parameter
     dataclasses.replace(BASE, model="vit1x16", optimizer="adamw", rates="single", scaling="hyperball"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """Reports are tested elsewhere, and take as long as a run here."""
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ BAD = ("train/temple-00/00001.jpg", "train/flower-00/00003.jpg", "val/flower-00/
 
 @pytest.fixture
 def pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     folder = make(tmp_path / "pictures", classes=2, images=8)
     for name in BAD:
         (folder / name).write_bytes(b"no image")
@@ -115,7 +113,6 @@ def test_measurements_are_saved_before_the_first_step(options, saved, tmp_path, 
 
 def test_the_final_weights_are_the_tested_ones(tmp_path, monkeypatch):
     """The averaged ones with averaged statistics of normalizations."""
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     recipe = dataclasses.replace(BASE, data="digits", corrupt="refuse", batch_size=32, ema=0.9, out=str(tmp_path))
     assert running.run(recipe) == 0
     found = {record["weights"]: record for record in records(tmp_path) if record["kind"] == "validation"}

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,18 +25,11 @@ BASE = Recipe(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """A run that misses its target."""
     folder = tmp_path_factory.mktemp("straight")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
-        assert running.run(dataclasses.replace(BASE, out=str(folder))) == running.MISSED == 3
+    assert running.run(dataclasses.replace(BASE, out=str(folder))) == running.MISSED == 3
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -50,7 +49,6 @@ def test_metrics_and_layers_over_steps(wandb, tmp_path):
 
 
 def test_a_resumed_run_keeps_its_id(wandb, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     recipe = Recipe(rates="single", steps=2, batch_size=64, device="cpu", workers=0, out=str(tmp_path / "name"))
     assert running.run(dataclasses.replace(recipe, wandb=True)) == 0
