@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import batches
 from matplotlib.figure import Figure
-from test_lwlr_studies import COMMON, quick, spread
+from test_lwlr_studies import COMMON, FEW, quick, spread
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import simulate
@@ -16,12 +16,13 @@ from fused_lwlr.papers.elr_constrained import differences, from_he, top
 from fused_lwlr.papers.elr_constrained import nets as constrained_nets
 from fused_lwlr.papers.elr_spread import measure, ratios
 from fused_lwlr.papers.elr_spread import nets as spread_nets
+from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.tables import cell
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
 
 def test_spread(tmp_path):
-    (plain, momentum, said), jobs = quick("elr-spread", tmp_path, "--model", "noshort8x2")
+    (plain, momentum, said), jobs = quick("elr-spread", tmp_path, "--model", "noshort8x2", *FEW)
     assert [(row["net"], row["lr"]) for row in plain] == [
         ("resnet8x2", "0.01"), ("resnet8x2", "1"), ("noshort8x2", "0.01"), ("noshort8x2", "1"),
     ]  # fmt: skip
@@ -73,7 +74,7 @@ def test_spread_of_a_diverged_training():
 
 def test_warmup(tmp_path):
     """Differences seed by seed, in thousandths; the study's trainings have the momentum and decay of their setup."""
-    (spreads, accuracies), jobs = quick("elr-warmup", tmp_path, "--model", "resnet8x2")
+    (spreads, accuracies), jobs = quick("elr-warmup", tmp_path, "--model", "resnet8x2", *FEW)
     of = {}
     for job in jobs:
         parameters = job["parameters"]
@@ -91,17 +92,17 @@ def test_warmup(tmp_path):
             assert (row["without"], row["with"]) == (spread(without, 2), spread(warm, 2))
             change = warm - without
             assert row["difference"] == f"{change.mean():+.2f} ± {change.std(ddof=1):.2f}"
-    by_hand = measure(model="resnet8x2", momentum=0.9, weight_decay=1e-4, warmup=0.3, lr=0.1, seed=1, **COMMON)
+    fields = {"model": "resnet8x2", "warmup": 0.3, "lr": 0.1, "batch_size": 256, "seed": 1, **COMMON}
+    by_hand = measure(momentum=0.9, weight_decay=1e-4, **fields)
     assert by_hand["rate_spread"] == pytest.approx(of["momentum, decay", 0.3, 1]["rate_spread"], rel=1e-6)
-    by_hand = measure(model="resnet8x2", momentum=0.0, weight_decay=0.0, warmup=0.3, warmup_bound=0.1, lr=0.1, seed=1,
-                      **COMMON)  # fmt: skip
+    by_hand = measure(momentum=0.0, weight_decay=0.0, warmup_bound=0.1, **fields)
     bounded = of["neither", "0.1 of the bound", 1]["rate_spread"]
     assert by_hand["rate_spread"] == pytest.approx(bounded, rel=1e-6)
     assert bounded != pytest.approx(of["neither", 0.3, 1]["rate_spread"], rel=1e-3)
 
 
 def test_constrained(tmp_path):
-    (best, differences, rates), jobs = quick("elr-constrained", tmp_path, "--model", "noshort8x2")
+    (best, differences, rates), jobs = quick("elr-constrained", tmp_path, "--model", "noshort8x2", *FEW)
     assert [(row["SGD with"], row["warm-up"]) for row in best] == [
         (setup, warm) for setup in ("momentum, decay", "neither", "constrained") for warm in ("no", "yes")
     ]
@@ -214,8 +215,14 @@ def test_comparison():
     assert apart == pytest.approx(4 ** (2 / 3))
 
 
-def test_simulation(tmp_path):
-    (rows,), _ = quick("elr-simulation", tmp_path)
+def test_simulation():
+    study = find("elr-simulation")
+    settings = study.settings()
+    jobs = study.jobs(settings)
+    results = pandas.DataFrame([job.parameters | job.function(**job.parameters) for job in jobs])
+    [table] = study.tables(settings, results)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert len(study.draw(results).subfigs) == 9
     expected = simulate.discrete(simulate.feedforward_profile(56), 1.0, np.full(10, 0.01)).elr[-1]
     assert rows[1] == {
         "net": "NoShort", "λ": "0.01", "Mean(E)": f"{expected.mean():.3g}", "Std(E)": f"{expected.std():.3g}",

@@ -5,7 +5,7 @@ import pandas
 import pytest
 import torch
 from by_hand import batches
-from test_lwlr_studies import COMMON, quick, spread
+from test_lwlr_studies import COMMON, FEW, quick, spread
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import open_data
@@ -31,8 +31,9 @@ from fused_lwlr.papers.training import recipe_of, trainer_of
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:gradinit_. no step was on the constraint:UserWarning")
-def test_study(tmp_path):
-    (accuracy, differences, variance, grid), jobs = quick("gradinit", tmp_path, "--model", "noshort8x2-nobn")
+def test_study(tmp_path, monkeypatch):
+    monkeypatch.setattr("fused_lwlr.papers.gradinit.MEASURED", 2)
+    (accuracy, differences, variance, grid), jobs = quick("gradinit", tmp_path, "--model", "noshort8x2-nobn", *FEW)
     assert [row["initialization"] for row in accuracy] == list(LABELS.values())
     of = {(p["init"], p["tau"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
     assert accuracy[0]["first epoch %"] == spread([of["kaiming", 0.0, seed]["first"] for seed in (0, 1)], 1)

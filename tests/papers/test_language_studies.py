@@ -127,7 +127,10 @@ def test_a_training_that_diverges_has_no_losses():
     ],
 )
 def test_study(tmp_path, name, column, values):
-    (best, differences, grid), jobs = quick(name, tmp_path, "--set", "calibration_steps=2")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} green bottles hang on the wall. " for i in range(300)))
+    data = () if name == "elr-translation" else ("--data", f"text:{text}")
+    (best, differences, grid), jobs = quick(name, tmp_path / "out", "--set", "calibration_steps=2", *data)
     assert [row[column] for row in best] == values
     assert len(jobs) == len(best) * 2 * 2  # two rates, two seeds
     for i, (row, shown) in enumerate(zip(best, grid, strict=True)):

@@ -21,6 +21,8 @@ from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import new_model
 
 COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
+FEW = ("--set", "batch_size=256")
+"""Options for few steps."""
 
 
 def quick(name, folder, *options):
