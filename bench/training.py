@@ -2,7 +2,7 @@
 
     python -m bench.training            # a GPU: ResNet-50 and ViT-S/16 at 224 x 224, batches of 4k to 32k, 6 minutes
     python -m bench.training --cpu      # a CPU: two small models at 32 x 32, batches of 64 and 256, a minute
-    python -m bench.training --quick    # any machine: the same once, to see that it runs
+    python -m bench.training --quick    # any machine: two tiny models once, to see that it runs
 
 A step is all forward and backward passes of a batch, accumulated, and one update. Optimizers are timed in turns. Images
 are random and on the device, so that no loader is involved; the last rows load pictures from files.
@@ -50,16 +50,17 @@ class Size(NamedTuple):
     options: dict[str, Any]
 
 
-SMALL_MODELS: dict[str, dict[str, Any]] = {
-    "resnet50-sgd": {"model": "resnet", "model_args": ()},
-    "vit-s-adamw": {"model": "vit", "model_args": ()},
-}
+def models(resnet: str, vit: str) -> dict[str, dict[str, Any]]:
+    """Two presets with models of our own."""
+    return {name: {"model": m, "model_args": ()} for name, m in (("resnet50-sgd", resnet), ("vit-s-adamw", vit))}
+
+
 ON_CPU = {"image_size": 32, "augmentation": "none", "amp": "none", "device": "cpu"}
 ON_GPU = {"image_size": 224, "augmentation": "basic", "micro_batch": 256, "amp": "bf16", "device": "cuda"}
 SIZES = {
     "gpu": Size({"resnet50-sgd": {"channels_last": True}, "vit-s-adamw": {}}, (4096, 8192, 16384, 32768), 2, ON_GPU),
-    "cpu": Size(SMALL_MODELS, (64, 256), 10, {**ON_CPU, "micro_batch": 64}),
-    "quick": Size(SMALL_MODELS, (32, 64), 2, {**ON_CPU, "micro_batch": 16}),
+    "cpu": Size(models("resnet", "vit"), (64, 256), 10, {**ON_CPU, "micro_batch": 64}),
+    "quick": Size(models("resnet8x2", "vit1x16"), (8, 16), 1, {**ON_CPU, "micro_batch": 8, "image_size": 16}),
 }
 LAYER_WISE = ("ours, layer-wise", "torch fused, layer-wise")
 HEAD = ("model", "images", "batch", "passes", "optimizer", "images/s", "update ms", "% of the step")
@@ -148,7 +149,9 @@ def main() -> None:
     """The command line."""
     parser = command(__doc__, "--out")
     parser.add_argument("--cpu", dest="size", action="store_const", const="cpu", help="two small models on the CPU")
-    parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="these, in a few steps")
+    parser.add_argument(
+        "--quick", dest="size", action="store_const", const="quick", help="two tiny models, in a few steps"
+    )
     given = parser.parse_args()
     name = given.size or "gpu"
     if name == "gpu" and not torch.cuda.is_available():
