@@ -38,20 +38,17 @@ step.step(SGD, Table({**both, "momentum_buffer": some}), [momentum], LAMB().scal
 step.step(ADAMW, Table({**both, **moments}), [options], LAMB().scale(ADAMW))
 steps = {"step": [torch.zeros(()), torch.zeros(())]}
 rows = [Row(0, scaled=True, power=1, counts_for_max_norm=True), Row(1, scaled=True)]
-for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
-    table = Table({**both, **columns, **steps}, rows)
-    one = torch.ones(())
-    totals = totals_of([statistics.statistics(table, grad_scale=one)], [torch.tensor([True, False])])
-    gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
-    step.step(rule, table, [hyper], LARC().scale(rule), gate)
-    measured = step.step(rule, table, [hyper], LARC().scale(rule), gate, write=False)
-    half = [t.bfloat16() for t in some]
-    columns = {"param": half, "grad": half, "master_weight": some, "ema": some, **columns, **steps}
-    factors = Factors(measured[:, 4], "gradient")
-    step.step(rule, Table(columns, rows), [hyper._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)
+table = Table({**both, **moments, **steps}, rows)
+one = torch.ones(())
+totals = totals_of([statistics.statistics(table, grad_scale=one)], [torch.tensor([True, False])])
+gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
+step.step(ADAMW, table, [options], LARC().scale(ADAMW), gate)
+measured = step.step(ADAMW, table, [options], LARC().scale(ADAMW), gate, write=False)
+half = [t.bfloat16() for t in some]
+halves = Table({"param": half, "grad": half, "master_weight": some, "ema": some, **moments, **steps}, rows)
+factors = Factors(measured[:, 4], "gradient")
+step.step(ADAMW, halves, [options._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)
 
-radii = {"radius": [torch.ones(1), None]}
-for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
-    table = Table({**both, **columns, **radii}, rows)
-    found = step.step(rule, table, [hyper], Hyperball().scale(rule))
-    step.step(rule, table, [hyper], Factors(found[:, 4], "direction", found[:, 4]))
+table = Table({**both, "momentum_buffer": some, "radius": [torch.ones(1), None]}, rows)
+found = step.step(SGD, table, [momentum], Hyperball().scale(SGD))
+step.step(SGD, table, [momentum], Factors(found[:, 4], "direction", found[:, 4]))
