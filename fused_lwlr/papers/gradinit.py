@@ -38,10 +38,6 @@ STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 }
 """Start of a training (see `start_`) -> its name, its color, and the rates to choose from. The authors' scripts
 divide the gradient by its norm."""
-DEEP = "resnet1202x2"
-"""A net of 1202 layers. A training of it takes minutes, so it has the starts that matter most in the paper, and every
-second rate."""
-OF_DEEP = ("kaiming", "constant", "warm-up", "gradinit-normalized")
 LABELS = {start: name for start, (name, _, _) in STARTS.items()}
 COLORS = {name: color for name, color, _ in STARTS.values()}
 GRID = Grid(("model", "init"), rate="tau", outcome="last", choosing=CHOOSING)
@@ -93,11 +89,10 @@ def jobs(settings: Settings) -> list[Job]:
     """Every net after every start, at all its rates, with the seeds that choose."""
     cells = [
         {"model": model, "init": start, "tau": tau}
-        for model in ([settings.model] if settings.model else MODELS[1:2] if settings.quick else (*MODELS, DEEP))
+        for model in ([settings.model] if settings.model else MODELS[1:2] if settings.quick else MODELS)
         for start, (_, _, taus) in STARTS.items()
-        if model != DEEP or start in OF_DEEP
         # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
-        for tau in (taus[-3:-1] or taus if settings.quick else taus[::2] if model == DEEP else taus)
+        for tau in (taus[-3:-1] or taus if settings.quick else taus)
     ]
     return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 

@@ -290,16 +290,7 @@ def test_variants_are_compared_with_the_authors_arguments():
     assert len(rates.rows) == 4
 
 
-def test_the_deepest_nets_have_a_part_of_the_arms():
-    """1202 layers (Table 3) have the baselines and GradInit, and ResNet-110 has the variants with AdamW."""
-    arms = {}
-    for name in ("gradinit", "gradinit-variants"):
-        study = find(name)
-        for job in study.jobs(study.settings()):
-            arms.setdefault(job.parameters["model"], {}).setdefault(job.parameters["init"], set()).add(
-                job.parameters["tau"]
-            )
-    deep = arms["resnet1202x2"]
-    assert list(deep) == ["kaiming", "constant", "warm-up", "gradinit-normalized"]
-    assert deep["gradinit-normalized"] == {0.001, 0.01, 0.1}
-    assert list(arms["resnet110x4"]) == ["AdamW, He", "AdamW, GradInit", "AdamW, He, +1 epoch"]
+def test_resnet110_has_the_variants_with_adamw():
+    study = find("gradinit-variants")
+    found = [job.parameters["init"] for job in study.jobs(study.settings()) if job.parameters["model"] == "resnet110x4"]
+    assert list(dict.fromkeys(found)) == ["AdamW, He", "AdamW, GradInit", "AdamW, He, +1 epoch"]
