@@ -7,11 +7,14 @@ from fused_lwlr.data import open_data
 from fused_lwlr.training.presets import resolve
 
 
-@pytest.mark.parametrize("preset", training.SMALL_MODELS)
+MODELS = training.models("resnet8x2", "vit1x16")
+
+
+@pytest.mark.parametrize("preset", MODELS)
 def test_rows(preset):
     options = {"rates": "single", "init": "model", "augmentation": "none", "device": "cpu", "workers": 0}
     sizes = {"image_size": 16, "batch_size": 8, "micro_batch": 4, "mixup": 0.0}
-    recipe = resolve(preset, {**options, **sizes, **training.SMALL_MODELS[preset]})
+    recipe = resolve(preset, {**options, **sizes, **MODELS[preset]})
     data = open_data("synthetic", image_size=16, augmentation="none", synthetic=(24, 2, 5))
     rows = [row for files in (False, True) for row in training.timed(recipe, data, 1, files=files)]
     assert [row["optimizer"] for row in rows[:5]] == [
