@@ -20,7 +20,7 @@ from fused_lwlr.papers.tables import Table, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.trainer import Trainer
 
-MODELS = {"fashion-mnist": "noshort20x8", "digits": "noshort56x8"}
+MODELS = {"elr-fashion": "noshort20x8", "elr-deep": "noshort56x8"}
 QUICK = "noshort8x4"
 GOAL = 0.1
 """‖g‖ / ‖w‖ that constrained layers are held at; the rates of the study are lr · goal."""
@@ -38,10 +38,8 @@ EVERY = 10
 
 def jobs(settings: Settings) -> list[Job]:
     """Every setup at its first rates, without warm-up and with it, with the seeds that choose."""
-    common = {
-        "model": settings.model or (QUICK if settings.quick else MODELS.get(settings.data, MODELS["digits"])),
-        **settings.on_images(SIDE),
-    }
+    model = settings.model or (QUICK if settings.quick else MODELS[settings.study])
+    common = {"model": model, **settings.on_images(SIDE)}
     few = 1 if settings.quick else None
     cells = [
         {"warmup": warmup, "setup": setup, "lr": lr}

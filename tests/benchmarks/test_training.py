@@ -6,7 +6,7 @@ from bench import training
 from fused_lwlr.data import open_data
 from fused_lwlr.training.presets import resolve
 
-MODELS = training.models("resnet8x2", "vit1x16")
+MODELS = training.SIZES["quick"].models
 
 
 @pytest.mark.parametrize("preset", MODELS)

@@ -79,7 +79,7 @@ def test_the_function_is_that_of_the_step_without(name, options):
     """After each of many steps, the outputs equal the outputs of a twin that steps without rescaling."""
     model, found, batch = prepared(name)
     optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, backend="torch", **options)
-    for _ in range(4):
+    for _ in range(12):
         backward(model, batch, optimizer)
         twin = deepcopy(model)
         plain = fused_lwlr.SGD(twin.parameters(), backend="torch", **options)
@@ -110,7 +110,7 @@ def test_resnet18_of_timm(timm):
             module.eps = 1e-12
     options = {"lr": 0.1, "momentum": 0.9, "scaling": fused_lwlr.ELR(0.1)}
     optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, **options)
-    for _ in range(2):
+    for _ in range(4):
         backward(model, batch, optimizer)
         twin = deepcopy(model)
         plain = fused_lwlr.SGD(twin.parameters(), **options)
@@ -136,7 +136,7 @@ def test_a_constrained_run_is_the_same_run(name, momentum):
     plain = fused_lwlr.SGD(twin.named_parameters(), scaling=scaling, **options)
     biases = [param for param, _ in found.biases]
     names = [name for name, param in model.named_parameters() if any(param is bias for bias in biases)]
-    for _ in range(6):
+    for _ in range(15):
         for net, optimizer in ((model, rescaled), (twin, plain)):
             backward(net, batch, optimizer)
             # a bias before a normalization only changes running means, at a rate that is not held

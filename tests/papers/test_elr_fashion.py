@@ -24,6 +24,8 @@ SETUPS = {
 )
 def test_what_each_arm_trains(name, common, monkeypatch):
     study, recipes = find(name), {}
+    # with any data
+    assert {job.parameters["model"] for job in study.jobs(study.settings(data="glyphs"))} == {common["model"]}
 
     def untrained(recipe, *, optimizer, tuned):
         assert tuned

@@ -10,7 +10,6 @@ from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import Trained
 
 STUDY = find("large-batch")
-SHORT = ("--set", "calibration_steps=2")
 
 
 def test_what_each_arm_trains(monkeypatch):
@@ -48,7 +47,8 @@ def test_what_each_arm_trains(monkeypatch):
 def test_a_smoke_test(tmp_path):
     save(tmp_path / "small", arrays(train=100))
     (table, grid), jobs = quick(
-        "large-batch", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}", "--model", "resnet8x2", *SHORT
+        "large-batch", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}", "--model", "resnet8x2",
+        "--set", "calibration_steps=2",
     )  # fmt: skip
     assert [(row["batch"], row["optimizer"]) for row in table] == [("32", arm) for arm in ARMS]
     assert len(jobs) == 2 * len(grid) == 2 * len(ARMS) * 2
