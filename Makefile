@@ -27,7 +27,7 @@ test: $(VENV)/.dev
 fashion-mnist:
 	sudo apt-get update && sudo apt-get install -y dataset-fashion-mnist
 
-# machine code, several processes, races, compilers and other libraries' trainers; then the interpreter
+# training runs, studies, machine code, several processes, races and other libraries' trainers; then the interpreter
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) -m long
 	$(MAKE) test-interpreted

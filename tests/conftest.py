@@ -38,6 +38,8 @@ SHIPPED, QUICK = build.OPTIMIZE, dict.fromkeys(build.OPTIMIZE, ("-O0",))
 build.OPTIMIZE = QUICK
 # kernels share functions, which Triton parses again for each kernel: a seventh of the time to compile one
 JITFunction.parse = cache(JITFunction.parse)
+LONG = ("runs", "papers")
+"""Folders of tests that train: all of them are long."""
 LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
 
 
@@ -101,6 +103,13 @@ def timm(third_party):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name in LONG:
+            item.add_marker("long")
 
 
 def pytest_collection_finish():

@@ -88,6 +88,7 @@ def test_every_parameter_set_has_shapes():
         shapes_of("AlexNet")
 
 
+@pytest.mark.long
 def test_shapes_equal_timms(timm):
     with torch.device("meta"):
         model = timm.create_model(NETWORKS["ViT-S/16"])

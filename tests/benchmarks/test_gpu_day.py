@@ -64,6 +64,7 @@ time.sleep(END)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [60, 0], ids=["hangs", "ends"])
 def test_grandchildren_are_killed_and_rows_stay(tmp_path, end):
     stage = Stage(4, [[sys.executable, "-c", PARENT.replace("END", str(end))], FINE])
@@ -170,6 +171,7 @@ for what in ("hangs", "dies", "raises", "works"):
 """
 
 
+@pytest.mark.long
 def test_trials_that_fail_or_hang_do_not_end_a_sweep():
     result = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.splitlines() == [

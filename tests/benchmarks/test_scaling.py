@@ -93,6 +93,7 @@ def test_later_steps_build_nothing(name):
     assert len(totals) == 1
 
 
+@pytest.mark.long
 @every_scaling
 def test_tables_grow_with_tensors_and_tiles(name):
     """By at most 256 bytes a tensor and 64 bytes a tile of 4,096 elements."""

@@ -24,6 +24,7 @@ def wrong(device, steps):
     return [row["wrong"] for row in found]
 
 
+@pytest.mark.long
 def test_the_queue_equals_two_launches(device, monkeypatch, threads):
     change_sizes(monkeypatch, queue_passes=2)
     assert wrong(device, stress.SAME_ORDER + 2) == [0] * 5

@@ -92,6 +92,7 @@ def test_calibrate_leaves_layers_out(run, tmp_path, options, left_out):
     assert "--rates-exclude has 'pos_embd', which is not a layer of vit; did you mean 'pos_embed'?" in told
 
 
+@pytest.mark.long
 def test_a_run_keeps_the_layers_that_it_left_out(run, tmp_path):
     line = "train --model vit --calibration-steps 1 --epochs 0.1 --device cpu"
     run(line)
@@ -100,6 +101,7 @@ def test_a_run_keeps_the_layers_that_it_left_out(run, tmp_path):
     assert "--rates-exclude: null -> []" in told
 
 
+@pytest.mark.long
 def test_idx_files_are_calibrated_on_and_trained_on(run, tmp_path):
     save(tmp_path / "small", arrays())
     data = "--data idx:small --device cpu"
@@ -112,6 +114,7 @@ def test_idx_files_are_calibrated_on_and_trained_on(run, tmp_path):
     assert "--data idx:nowhere: there is no folder nowhere" in absent
 
 
+@pytest.mark.long
 def test_calibrate_then_train_with_its_rates(run, tmp_path):
     output = run("calibrate --model vit --steps 2 --out a/rates.json --plot a/rates.png --device cpu").output
     rates = LayerRates.from_json(tmp_path / "a" / "rates.json")
@@ -144,12 +147,14 @@ def test_divergence_is_one_line_too(run):
     assert "try a lower learning rate" in stderr
 
 
+@pytest.mark.long
 def test_minibatches_of_more_than_an_epoch(run, tmp_path):
     """An epoch of the digits has 22 minibatches; the following ones come from the next epoch, in another order."""
     run("calibrate --steps 23 --device cpu")
     assert LayerRates.from_json(tmp_path / "rates.json").steps == 23
 
 
+@pytest.mark.long
 def test_demo(run, tmp_path):
     output = run("demo --quick --seeds 1 --jobs 1 --out here --device cpu").output
     for text in ("Post-LN", "GradInit", "LWLR", "needs", "one seed", "4 steps say nothing about", "here/demo.png"):

@@ -78,6 +78,7 @@ def test_two_names_for_the_same_are_refused(folder):
         opened(folder)
 
 
+@pytest.mark.long
 def test_where_images_for_validation_are_from_is_said(folder, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: folder)
     options = {"model": "noshort", "image_size": 8, "rates": "single", "device": "cpu", "steps": 1, "batch_size": 2}

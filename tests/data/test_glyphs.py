@@ -8,6 +8,7 @@ from fused_lwlr.data import glyphs, open_data
 from fused_lwlr.data.glyphs import CHARACTERS, COPIES, drawn, fonts
 
 
+@pytest.mark.long
 def test_every_fifth_font_is_for_testing():
     every = fonts()
     found = open_data("glyphs", image_size=16, augmentation="none")
@@ -28,6 +29,7 @@ def test_fonts_have_the_characters_and_come_once():
     assert not [name for name, _ in names if name.startswith("cmsy") or "SizeOneSym" in name]
 
 
+@pytest.mark.long
 def test_images_are_the_same_each_time_and_differ_from_each_other():
     first = drawn(16)[0][0]
     again = drawn.__wrapped__(16)[0][0]
@@ -40,6 +42,7 @@ def test_images_are_the_same_each_time_and_differ_from_each_other():
     assert drawn(24)[0][0].shape[-2:] == (24, 24)
 
 
+@pytest.mark.long
 def test_a_character_is_nearest_to_itself_in_other_fonts():
     """By the mean image of each class in the fonts for training."""
     (pixels, classes), (tests, expected) = drawn(16)

@@ -54,6 +54,7 @@ def same(found, wanted):
         assert torch.equal(a.targets, b.targets)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_as_a_folder_with_val(workers, photos, tmp_path, timm):
     options = {"image_size": 20, "augmentation": "basic"}

@@ -94,6 +94,7 @@ def test_imagenet_lars(run, photographs, capsys):
     assert len(numbers_after("training loss", capsys.readouterr().out)) == 4
 
 
+@pytest.mark.long
 def test_bf16_exact_weights(run):
     losses = run("bf16_exact_weights", epochs=5)["losses"]
     off = {name: abs(loss - losses["float32"]) for name, loss in losses.items()}

@@ -411,6 +411,7 @@ def agree(found, expected):
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("same_ttir")
 def test_lanes_do_not_depend_on_one_another(monkeypatch, tmp_path):
     """Tests the promise to compilers: all loops over lanes give the same bits backwards."""

@@ -202,6 +202,7 @@ def test_matrices_are_trained_as_autograd_trains_them(layers, init):
     assert abs(found[-1] / found[0] - 1) > 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layers", [2, 3])
 def test_noise_of_labels_is_the_excess_risk_of_least_squares(layers):
     """A network that fits h noisy labels of h orthogonal inputs exactly has a risk of ρ for each output."""

@@ -101,6 +101,7 @@ def test_mup_of_other_layers():
     assert [adam[f"{name}.weight"] for name in ("stem", "norm", "up", "table")] == pytest.approx([1, 1, 1 / 3, 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["sgd", "adamw"])
 def test_mup_keeps_updates_at_one_size(rule):
     """How far some steps move the outputs: the same at any width with μP, growing with the width without."""

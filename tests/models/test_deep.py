@@ -13,6 +13,7 @@ def parameters(name):
     return sum(p.numel() for p in build(name, image_size=32, channels=3, classes=10).parameters())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
@@ -27,6 +28,7 @@ def test_sizes_equal_the_papers(name, millions):
         assert parameters(name.replace("resnet", "noshort")) == parameters(name)
 
 
+@pytest.mark.long
 def test_the_deepest_net_of_the_paper_trains():
     """Two images of 8 pixels through ResNet-1202 and back: a gradient for every parameter."""
     model = build("resnet1202", **SIZES)

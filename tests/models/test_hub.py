@@ -52,6 +52,7 @@ def test_logits_equal_the_models_with_its_names(name, transformers):
     assert torch.allclose(plain(some_batch()[0]).logits, logits, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_every_method_takes_it(name):
     model = built(name)

@@ -99,6 +99,7 @@ def test_methods_take_it(options):
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
+@pytest.mark.long
 def test_it_learns_to_reverse(tmp_path):
     """The loss is far below the entropy of a letter, and four of five generated words are right."""
     drawn = random.Random(0)

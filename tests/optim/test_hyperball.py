@@ -115,6 +115,7 @@ def test_stochastic_rounding(name, device):
         assert (named[0][1].detach().double().norm() / radius).item() == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "dtype", "more"),
     [

@@ -73,6 +73,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_function_is_that_of_the_step_without(name, options):
@@ -124,6 +125,7 @@ def test_resnet18_of_timm(timm):
     assert max(weight.norm() for weight in found.weights) < 1.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_constrained_run_is_the_same_run(name, momentum):

@@ -100,6 +100,7 @@ def test_nothing_but_empty_tensors(name, backend, device):
     assert stats.trust_ratio.tolist() == [1, 1]
 
 
+@pytest.mark.long
 @every_name
 def test_thousands_of_tensors(name, device):
     """Each tensor steps as in an optimizer of this tensor alone; checked for a few tensors."""

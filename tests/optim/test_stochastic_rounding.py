@@ -144,6 +144,7 @@ def test_streams_are_independent():
             assert abs(correlation(a[shift:], a[:-shift])) <= bound
 
 
+@pytest.mark.long
 def test_steps_in_a_row_are_independent():
     """For one element: the mean over 4096 steps is as exact as chance allows, in each of 64 elements."""
     x = torch.full((64,), 1 + 0.3 * 2.0**-7)

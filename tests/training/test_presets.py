@@ -244,6 +244,7 @@ def test_help_lists_every_option_with_its_default(command):
         assert default in " ".join(text.split())
 
 
+@pytest.mark.long
 def test_a_run_of_an_older_version_resumes(command, tmp_path):
     """Checkpoints of an older version lack newer options; a change of one of these is refused."""
     line = "train --model noshort --rates single --device cpu --epochs 2 --checkpoint-minutes 1000"
@@ -271,6 +272,7 @@ def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
     assert left == [code, 2]
 
 
+@pytest.mark.long
 def test_train_and_report(command, tmp_path):
     pytest.importorskip("tensorboard")
     line = (

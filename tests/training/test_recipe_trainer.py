@@ -113,6 +113,7 @@ def test_passes_are_averaged(data):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
 def test_rates_equal_calibrate(amp, data):
     """In the precision of the training, except fp16, which would need a loss scale."""
@@ -180,6 +181,7 @@ def test_channels_last_changes_strides_alone(data):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 def test_compiled(data, monkeypatch):
     compiler = torch.compile
     # by dynamo only: inductor's code is not ours to test
@@ -418,6 +420,7 @@ def test_impossible_trainings_are_refused_first(data):
         Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"model": "vit", "optimizer": "adamw"}], ids=str)
 def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, data):
     single, layerwise, other = (
@@ -463,6 +466,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         pick_device("cuda", gpu=3)
 
 
+@pytest.mark.long
 def test_scale_invariant_weights_are_rescaled(data):
     """The step divides by the largest norm. A resumed training rescales the same layers."""
     recipe = dataclasses.replace(BASE, rescale_weights=True, rates="single", steps=2)
@@ -498,6 +502,7 @@ def test_nothing_scale_invariant_is_refused(field, problem, data):
         Trainer(recipe, ALONE, data).prepare()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("peak", [0.05, 5.0])
 def test_warmup_at_a_part_of_the_bound(peak, data):
     """Spreads in Effective Learning Rates, Eq. 25, from the gradients and weights of each step; then the schedule."""

@@ -23,6 +23,7 @@ def data():
     return open_data("digits", image_size=8, augmentation="none")
 
 
+@pytest.mark.long
 def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
     """Gradients overflow at GradScaler's initial scale; a step on overflow changes no weight."""
     trainer = Trainer(dataclasses.replace(BASE, amp="fp16", steps=8), ALONE, data)
@@ -147,6 +148,7 @@ def test_an_odd_number_of_images_has_no_pairs(data, timm):
         Trainer(dataclasses.replace(BASE, mixup=0.5, batch_size=9, micro_batch=3), ALONE, data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("amp", ["none", "bf16"])
 def test_tests_compute_as_training_does(amp, data):
     trainer = Trainer(dataclasses.replace(BASE, amp=amp), ALONE, data)

@@ -118,6 +118,7 @@ def test_blocks_of_a_training_are_recomputed(model, data, monkeypatch):
         assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.long
 def test_compiled_blocks_are_recomputed(data, monkeypatch):
     compiler, modes = torch.compile, []
     monkeypatch.setattr(torch, "compile", lambda model, mode: (modes.append(mode), compiler(model, backend="eager"))[1])
