@@ -114,7 +114,6 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Keeps the garbage collector from looking at modules and tests again and again, a tenth of the time of a run."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000)
     gc.enable()
