@@ -1,4 +1,4 @@
-"""Steps without kernel launches, and the bytes that launches move, by the items that programs work on."""
+"""Steps without kernels, and the bytes that launches move, by the items that programs work on."""
 
 import importlib
 import sys
@@ -11,22 +11,30 @@ import numpy as np
 
 
 @contextmanager
-def launches(replaced_by: Any = lambda *args, **kwargs: None) -> Iterator[Any]:
-    """Replaces `launch` wherever the Triton backend uses it, by a function that does nothing; yields the original.
-
-    On a CPU the kernels would take all the time.
-    """
+def replaced(name: str, other: Any) -> Iterator[Any]:
+    """Replaces a function of `launch.py` wherever the Triton backend uses it; yields the original."""
     importlib.import_module("fused_lwlr.kernels.triton")
-    real = sys.modules["fused_lwlr.kernels.triton.launch"].launch  # type: ignore[attr-defined]
-    modules = [module for name, module in sys.modules.items() if name.startswith("fused_lwlr.kernels.triton.")]
-    users: list[Any] = [module for module in modules if getattr(module, "launch", None) is real]
+    real = getattr(sys.modules["fused_lwlr.kernels.triton.launch"], name)
+    modules = [module for path, module in sys.modules.items() if path.startswith("fused_lwlr.kernels.triton.")]
+    users = [module for module in modules if getattr(module, name, None) is real]
     try:
         for module in users:
-            module.launch = replaced_by
+            setattr(module, name, other)
         yield real
     finally:
         for module in users:
-            module.launch = real
+            setattr(module, name, real)
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Lets steps do all but launch kernels, which on a CPU would take all the time. For a CPU none is compiled."""
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    with replaced("launch", nothing), replaced("compile_kernel", lambda *args: nothing):
+        yield
 
 
 @contextmanager
@@ -40,7 +48,7 @@ def recorded() -> Iterator[Counter[str]]:
         real(kernel, items, args, most_programs)
         counted.update({"launches": int(len(items) > 0), "bytes": once, "again": again})
 
-    with launches(launch) as real:
+    with replaced("launch", launch) as real:
         yield counted
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import fused_lwlr
-from bench.bytes_moved import launches
+from bench.bytes_moved import without_kernels
 from bench.gate import parameters
 from bench.rows import command, show
 
@@ -106,7 +106,7 @@ def main() -> None:
     """Print every row when it is measured."""
     given = command(__doc__, "--json", "--quick").parse_args()
     torch.set_num_threads(1)
-    with launches():
+    with without_kernels():
         show(HEAD, cells, rows(rounds=5, steps=5) if given.quick else rows(), given.json)
 
 

@@ -12,7 +12,7 @@ if torch.cuda.is_available():
     pytest.skip("the host's side of steps on tensors of the CPU", allow_module_level=True)
 
 from bench import host
-from bench.bytes_moved import launches
+from bench.bytes_moved import without_kernels
 from fused_lwlr import ELR, SGD
 
 OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
@@ -22,7 +22,7 @@ BUILDERS = {"tile_list", "item_list", "schedule", "plans_of", "members_of"}
 
 @pytest.fixture(autouse=True)
 def _no_launch():
-    with launches():
+    with without_kernels():
         yield
 
 

@@ -14,9 +14,9 @@ from tables import TILE
 from torch.multiprocessing.reductions import StorageWeakRef
 from triton.runtime.jit import JITCallable
 
+from bench.bytes_moved import without_kernels
 from fused_lwlr import LAMB
 from fused_lwlr.kernels.constants import GPU
-from fused_lwlr.kernels.triton import launch as launching
 
 pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 PER_TILE, PER_TENSOR = 64, 256
@@ -45,12 +45,9 @@ def _no_collector():
 
 
 @pytest.fixture
-def _no_launch(monkeypatch):
-    """A step without the kernel launches."""
-    real = launching.launch
-    for name, module in sys.modules.items():
-        if name.startswith("fused_lwlr.kernels.triton") and getattr(module, "launch", None) is real:
-            monkeypatch.setattr(module, "launch", lambda *arguments, **meta: None)
+def _no_launch():
+    with without_kernels():
+        yield
 
 
 def made(name, shapes, device, backend, **more):
