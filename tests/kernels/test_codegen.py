@@ -1,6 +1,5 @@
 """Machine code, compiled without a GPU: properties that the launch constants assume, for every kernel and target."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,8 +7,12 @@ from pathlib import Path
 
 import pytest
 import triton
+import triton.language as tl
+from triton import knobs
 
-from bench.codegen import HEAD, line
+from bench import codegen
+from bench.machine_code import Job, reports
+from bench.variants import TARGETS, variants
 from fused_lwlr.kernels import constants
 
 HERE = Path(__file__).parent
@@ -90,7 +93,10 @@ COMPILED = {
     "3.7": {("sm_90", "fp32"): SOME, ("sm_90", "bf16"): ALL},
     "3.6": {("sm_90", "fp32"): SOME, ("sm_90", "bf16"): SOME},
 }  # fmt: skip
-looked_at = pytest.mark.skipif(VERSION not in COMPILED, reason=f"what triton {VERSION} compiles to was not looked at")
+looked_at = pytest.mark.skipif(
+    VERSION not in COMPILED or knobs.runtime.interpret,
+    reason=f"what triton {VERSION} compiles to was not looked at, or kernels are interpreted",
+)
 
 
 def lines(*command, **variables):
@@ -111,7 +117,7 @@ def problems(found):
     vectors, wide = (found["block"] * size // (constants.THREADS * 16) for size in (ITEMSIZE[dtype], 4))
     more = WIDE.get(kernel, 0) * wide
     for key, columns in zip(("loads", "stores"), {**COLUMNS, **MORE[dtype]}[kernel], strict=True):
-        expected, actual = columns * vectors + more, found[key].get("128", 0)
+        expected, actual = columns * vectors + more, found[key].get(128, 0)
         # on AMD numbers of a table that lie next to one another are moved together too
         if actual < expected or (actual > expected and target != "gfx942"):
             yield f"{actual} {key} of 128 bits, not {expected}"
@@ -134,24 +140,42 @@ def problems(found):
 @looked_at
 @pytest.mark.parametrize(("target", "dtype"), COMPILED.get(VERSION, {}))
 @pytest.mark.long
-def test_machine_code(target, dtype):
+def test_machine_code(target, dtype, monkeypatch):
     """128-bit accesses where a tile is full, nothing spilled, few registers, no long division."""
-    names = [] if COMPILED[VERSION][target, dtype] else LARGEST_OF[dtype]
-    reports = [json.loads(line) for line in lines(HERE / "some_variants.py", target, dtype, *names)]
-    assert sorted(r["kernel"] for r in reports) == sorted(names or (*COLUMNS, *MORE[dtype]))
-    print("\n".join((HEAD, *map(line, reports))))
-    assert [(r["kernel"], problem) for r in reports for problem in problems(r)] == []
+    names = (*COLUMNS, *MORE[dtype]) if COMPILED[VERSION][target, dtype] else LARGEST_OF[dtype]
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    monkeypatch.setattr(codegen, "variants", lambda of: [each for each in variants(of) if each.name in names])
+    found = list(codegen.facts([(target, dtype)]))
+    assert sorted(f["kernel"] for f in found) == sorted(names)
+    print("\n".join((codegen.HEAD, *map(codegen.line, found))))
+    assert [(f["kernel"], problem) for f in found for problem in problems(f)] == []
+
+
+@triton.jit
+def bad(data, count, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(data + 3 * offs)
+    y = tl.load(data + 5 * offs)
+    # BLOCK²/128 values a thread, all of them needed after the largest is known
+    products = x[:, None] * y[None, :]
+    largest = tl.max(tl.max(products, axis=0), axis=0)
+    totals = tl.sum(tl.exp(products - largest), axis=0)
+    tl.store(data + 3 * offs, totals * (count // tl.load(data).to(tl.int64)).to(tl.float32))
 
 
 @looked_at
 @pytest.mark.long
 def test_bad_code_is_found():
     """Finds narrow accesses, a long division and many live values in a bad kernel."""
-    found = [json.loads(line) for line in lines(HERE / "bad_code.py")]
-    assert [r["target"] for r in found] == ["sm_90", "gfx942", "sm_90"]
+    # the last with fewer registers than it has live values
+    compiled = [("sm_90", None), ("gfx942", None), ("sm_90", 64)]
+    found = [
+        reports([Job(bad, {"BLOCK": 128}, {"data": "*fp32", "count": "i64"}, registers)], TARGETS[name])[0]
+        for name, registers in compiled
+    ]
     for r in found:
-        assert "128" not in r["loads"]
-        assert "128" not in r["stores"]
+        assert 128 not in r["loads"]
+        assert 128 not in r["stores"]
         assert r["divisions"] == 1
     assert [r["resident"] <= 4 for r in found] == [True, True, False]
     assert [r["spilled"] > 0 for r in found] == [False, False, True]
