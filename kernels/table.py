@@ -1,9 +1,11 @@
 """The input of one launch: parallel columns of tensors, and a list of rows."""
 
 import warnings
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_not
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,8 +106,10 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        present = bytes([grad is not None for grad in grads])
-        there, examples, forms = list(compress(grads, present)), self.examples(grads), self.gradients.forms
+        present = bytes(map(is_not, grads, repeat(None)))
+        there, forms = list(compress(grads, present)), self.gradients.forms
+        complete = len(there) == len(grads)
+        examples = there if complete else self.examples(grads)
         same = self._have_same_forms(*examples)
         if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
             return False
@@ -114,8 +118,10 @@ class Table:
             return False
         if not same:
             self._have_same_forms, forms = form_check(examples), forms + 1
-        places = np.zeros(len(grads), dtype=np.int64)
-        places[np.frombuffer(present, dtype=bool)] = addresses
+        places: Any = array("q", addresses)
+        if not complete:
+            places = np.zeros(len(grads), dtype=np.int64)
+            places[np.frombuffer(present, dtype=bool)] = addresses
         found = Gradients(present, places.tobytes(), forms)
         if found != self.gradients:
             self.gradients = found

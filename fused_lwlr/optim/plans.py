@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from functools import partial
+from itertools import chain
+from operator import attrgetter, is_not
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from fused_lwlr.optim.validate import check_gradients, check_modes, same_placeme
 from fused_lwlr.shards import is_distributed, local
 
 GRAD = attrgetter("grad")
+EXISTS = partial(is_not, None)
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
@@ -88,7 +91,7 @@ class Plans:
         if self._places_of(states) != self._places or not self._have_same_forms(*self._local_params()):
             return False
         grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
-        present = [grad is not None for grad in grads]
+        present = list(map(EXISTS, grads))
         if present != self._present and not self._fits_any_gradients:
             return False
         if self._distributed:
@@ -168,9 +171,9 @@ class Plans:
     def _places_of(self, states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
         own = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        entries = [entry for state in own for entry in state.values() if entry is not None]
+        entries: Any = filter(EXISTS, chain.from_iterable(map(dict.values, own)))
         if self._distributed:
-            entries = list(map(local, entries))
+            entries = map(local, entries)
         # two parameters may exchange their state
         owners = None if self._is_bucket else list(map(id, states))
         try:
