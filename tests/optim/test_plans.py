@@ -234,6 +234,17 @@ def test_one_plan_for_every_set(backend, made, device):
     assert len(made) == 1
 
 
+@every_backend
+def test_a_state_without_a_value_needs_no_new_plan(backend, made, device):
+    """torch.optim.SGD has such entries."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS["sgd"](named, **OPTIONS["sgd"], backend=backend)
+    for _ in range(3):
+        turn((optimizer,), (named,), range(4))
+        optimizer.state[named[0][1]]["of another library"] = None
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("noisy", [False, True], ids=["", "noisy"])
 @every_name
