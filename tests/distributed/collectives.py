@@ -20,7 +20,7 @@ class Counter:
 
     Attributes:
         calls: the name of each call, and its first argument.
-        total: the number of collectives of all process groups, also of those that were called in another way.
+        total: the number of collectives of all process groups, however they were called.
     """
 
     def __init__(self) -> None:
