@@ -3,8 +3,8 @@
 import warnings
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import compress, repeat
+from functools import cached_property, partial
+from itertools import compress
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from fused_lwlr.kernels.tensors import form_check, real
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
 POINTER = Tensor.data_ptr
+EXISTS = partial(is_not, None)
 SMALL = 1 << 42
 """Below most addresses. The data pointer of a tensor whose memory was freed is its offset in bytes."""
 
@@ -106,7 +107,7 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        present = bytes(map(is_not, grads, repeat(None)))
+        present = bytes(map(EXISTS, grads))
         there, forms = list(compress(grads, present)), self.gradients.forms
         complete = len(there) == len(grads)
         examples = there if complete else self.examples(grads)
@@ -118,8 +119,10 @@ class Table:
             return False
         if not same:
             self._have_same_forms, forms = form_check(examples), forms + 1
-        places: Any = array("q", addresses)
-        if not complete:
+        places: Any
+        if complete:
+            places = array("q", addresses)
+        else:
             places = np.zeros(len(grads), dtype=np.int64)
             places[np.frombuffer(present, dtype=bool)] = addresses
         found = Gradients(present, places.tobytes(), forms)

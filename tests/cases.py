@@ -30,7 +30,7 @@ overflow = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarnin
 
 
 def name_of(value):
-    return str(value) if isinstance(value, (str, torch.dtype)) else type(value).__name__
+    return value if isinstance(value, str) else type(value).__name__
 
 
 ALL = {"select": everything}

@@ -38,8 +38,8 @@ SHIPPED, QUICK = build.OPTIMIZE, dict.fromkeys(build.OPTIMIZE, ("-O0",))
 build.OPTIMIZE = QUICK
 # kernels share functions, which Triton parses again for each kernel: a seventh of the time to compile one
 JITFunction.parse = cache(JITFunction.parse)
-LONG = ("runs", "papers")
-"""Folders of tests that train: all of them are long."""
+LONG = ("runs", "papers", "distributed")
+"""Folders of tests that train, or run several processes: all of them are long."""
 LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
 
 

@@ -31,6 +31,7 @@ def test_our_kernels_folder_is_not_an_installed_package():
     assert (result.stdout, result.stderr) == ("None\nNone\n", "")
 
 
+@pytest.mark.long
 def test_import_without_triton():
     """The package and its reference backend work; asking for the other backend names the package to install."""
     result = python(
@@ -54,6 +55,7 @@ def test_import_without_triton():
     )
 
 
+@pytest.mark.long
 def test_import_imports_no_triton_and_no_extras():
     result = python(
         "import sys, fused_lwlr; print({'triton', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules))\n"
@@ -90,6 +92,7 @@ def distributions(tracked, tmp_path_factory):
     return sdist, wheel
 
 
+@pytest.mark.long
 def test_wheel_holds_one_package(tracked, distributions):
     """`fused_lwlr/kernels` is a link in the checkout, and a folder in the wheel."""
     with zipfile.ZipFile(distributions[1]) as wheel:

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
-from operator import attrgetter, is_not
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.table import POINTER
+from fused_lwlr.kernels.table import EXISTS, POINTER
 from fused_lwlr.kernels.tensors import form_check
 from fused_lwlr.optim.gate import Decision, SkipReport, decide
 from fused_lwlr.optim.hyper import hyper_row
@@ -28,7 +27,6 @@ from fused_lwlr.optim.validate import check_gradients, check_modes, same_placeme
 from fused_lwlr.shards import is_distributed, local
 
 GRAD = attrgetter("grad")
-EXISTS = partial(is_not, None)
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 

@@ -10,14 +10,6 @@ from launch import Case, run
 from torch import distributed as dist
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """The processes use all cores of a small machine for minutes."""
-    for item in items:
-        if _world(item) is not None:
-            item.add_marker(pytest.mark.long)
-
-
 def pytest_runtest_setup(item):
     if item.get_closest_marker("ranks") and not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("needs torch.distributed with gloo")

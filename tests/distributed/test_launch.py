@@ -6,7 +6,6 @@ import time
 import warnings
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 from launch import Case, run
@@ -31,7 +30,6 @@ def case(rank_that="", does=""):
     return Case(Path(__file__), "meet", {"rank_that": rank_that, "does": does})
 
 
-@pytest.mark.long
 def test_failures_are_told_by_rank(tmp_path):
     """Also if the other rank waits for the failed one."""
     cases = [case(), case("1", "warn"), case("0", "die"), case("1", "hang"), case()]

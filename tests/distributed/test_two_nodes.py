@@ -18,7 +18,6 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.mark.long
 def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     """Each node has a separate folder, as without a shared disk: the first node's folder gets the run."""
     launch = f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()} --rdzv-id run"
@@ -42,7 +41,6 @@ def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
         torch.testing.assert_close(weights, ends[1][name], rtol=1e-3, atol=2e-5, msg=name)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("handled", "ends"), [("SIGTERM,SIGUSR1", "torchrun signals them"), ("SIGTERM", "torchrun leaves them")]
 )

@@ -99,18 +99,6 @@ looked_at = pytest.mark.skipif(
 )
 
 
-def lines(*command, **variables):
-    """Returns the lines that a script prints; it runs in a separate process, with more variables, and compiles."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0", "PYTHONPATH": path}
-    environment |= variables
-    result = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
-
-
 def problems(found):
     """Yields the defects in the code of one kernel."""
     kernel, dtype, target = found["kernel"], found["dtype"], found["target"]
@@ -143,7 +131,6 @@ def problems(found):
 def test_machine_code(target, dtype, monkeypatch):
     """128-bit accesses where a tile is full, nothing spilled, few registers, no long division."""
     names = (*COLUMNS, *MORE[dtype]) if COMPILED[VERSION][target, dtype] else LARGEST_OF[dtype]
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
     monkeypatch.setattr(codegen, "variants", lambda of: [each for each in variants(of) if each.name in names])
     found = list(codegen.facts([(target, dtype)]))
     assert sorted(f["kernel"] for f in found) == sorted(names)
@@ -199,7 +186,7 @@ LAUNCHES = [
 def stub(tmp_path_factory):
     """The folder of a CUDA driver without a GPU."""
     folder = tmp_path_factory.mktemp("stub")
-    source, library = Path(__file__).with_name("libcuda.c"), folder / "libcuda.so.1"
+    source, library = HERE / "libcuda.c", folder / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)], check=True)
     return str(folder)
 
@@ -207,6 +194,10 @@ def stub(tmp_path_factory):
 @pytest.mark.long
 def test_launches_pass_what_kernels_take(stub, tmp_path):
     """From a table through Triton's launcher in C to the driver, where parameters have the layout of the cubin."""
-    assert lines(
-        HERE / "launch_without_gpu.py", TRITON_LIBCUDA_PATH=stub, LD_LIBRARY_PATH=stub, TRITON_CACHE_DIR=str(tmp_path)
-    ) == LAUNCHES  # fmt: skip
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+    environment |= {"TRITON_LIBCUDA_PATH": stub, "LD_LIBRARY_PATH": stub}
+    command = [sys.executable, HERE / "launch_without_gpu.py"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == LAUNCHES

@@ -119,7 +119,7 @@ def test_stochastic_rounding(name, device):
 @pytest.mark.parametrize(
     ("backend", "dtype", "more"),
     [
-        pytest.param("torch", torch.float32, {}, marks=pytest.mark.long),
+        ("torch", torch.float32, {}),
         ("triton", torch.float32, {}),
         ("triton", torch.bfloat16, {"master_weights": True}),
     ],

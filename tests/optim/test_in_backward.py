@@ -83,8 +83,8 @@ ROWS = [
     (name, backend, scaling, dtype)
     for name in RULES
     for backend in BACKENDS
+    for scaling in (None, *(SCALINGS if backend == "torch" else KINDS))
     for dtype in DTYPES
-    for scaling in (None, *(SCALINGS if backend == "torch" and dtype == torch.float32 else KINDS))
     if not (backend == "triton" and (dtype == torch.float64 or (dtype == torch.bfloat16 and scaling is not None)))
     and not (name == "lr in momentum" and scaling is not None and scaling.depends_on_lr(fused_lwlr.SGD.rule))
     and not (name == "lion" and dtype != torch.float32)

@@ -115,7 +115,6 @@ def test_results_say_what_they_ran_on(monkeypatch):
     assert datetime.now(timezone.utc) - datetime.fromisoformat(found["started"]) < timedelta(minutes=5)
 
 
-@pytest.mark.long
 def test_killed_run_goes_on():
     """The process is killed with one job underway: the worker ends too, and only what was not finished runs again."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

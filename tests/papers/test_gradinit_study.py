@@ -29,7 +29,6 @@ from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
 
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:gradinit_. no step was on the constraint:UserWarning")
 def test_study(tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.papers.gradinit.MEASURED", 2)
