@@ -124,7 +124,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         found["balanced"] = ({"FORMULA": None}, ("known_factors",))
         found["ELR, ema"] = ({"DTYPES": dtypes(dtype, "WGXYE", states=3)}, ())
     if dtype != tl.float32:
-        noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "ON_DEVICE": True}
+        noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": None, "ON_DEVICE": True}
         found["noise"] = (noise, ("seed",))
     for label, (changes, given) in found.items():
         arguments = {key: value for key, value in {**scaled, **changes}.items() if key not in given}

@@ -1,6 +1,7 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -15,7 +16,7 @@ from fused_lwlr.kernels.tensors import real, uploaded
 from fused_lwlr.kernels.triton.layout import KNOWN, SCALED, Layout
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
-from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
+from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
@@ -24,6 +25,18 @@ UNMEASURED = -1
 """Version of a parameter whose Σw² was not measured yet."""
 SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
+
+
+@dataclass
+class Workspace:
+    """The memory that an operation reuses in later launches.
+
+    Attributes:
+        measured: for each parameter, its version when a launch left Σw² of its rows in `tensors`, int64, or None.
+    """
+
+    tensors: tuple[Tensor, ...]
+    measured: np.ndarray | None = None
 
 
 class DeviceTable:
@@ -44,12 +57,10 @@ class DeviceTable:
         numel: the elements of each row.
         itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
         active: for each row, whether it is active.
-        known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         tiles: the number of tiles of all rows.
-        workspace: the memory that an operation reuses in later launches, see `workspace_of`.
-        measured: for each parameter, its version when a launch left Σw² of its rows, int64, or None.
+        workspaces: the memory of each operation, see `workspace_of`.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
@@ -61,9 +72,7 @@ class DeviceTable:
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.rescales = bool(layout.rescaled.any())
-        self.workspace: tuple[Tensor, ...] = ()
-        self._workspace_key: Any = None
-        self.measured: np.ndarray | None = None
+        self.workspaces: dict[Any, Workspace] = {}
         self.items: dict[Any, Tensor] = {}
         self._gradients: Any = None
 
@@ -72,8 +81,6 @@ class DeviceTable:
         integers = -(-floats // 4) * 2
         self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
         self.buffer = self._upload.device
-        self._streams: set[int] = set()
-        """Handles of the streams that all memory of launches is kept for; empty when there is new memory."""
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         numel, self._hyper_row, first, self._flags, *addresses = staged
@@ -104,8 +111,11 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, numbers: Numbers | None = None) -> None:
-        """Brings the device table up to date with the table and the numbers of a step, and uploads it."""
+    def refresh(self, table: Table, numbers: Numbers | None = None, measured: np.ndarray | None = None) -> None:
+        """Brings the device table up to date with the table and the numbers of a step, and uploads it.
+
+        `measured` is of the workspace. It tells for which rows Σw² is still right.
+        """
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
         for name, index, scratch in self._copied:
@@ -115,12 +125,10 @@ class DeviceTable:
             self._hyper[:] = numbers.rows.view(np.int32)
             self._coefficients[:] = numbers.coefficients
         capturing = table.capturable and is_capturing()
+        self._flags[:] = self._own_flags
         # replays do not check version counters
-        if self.measured is not None and not capturing:
-            self.known = (self._versions() == self.measured)[self._layout.tensor]
-        else:
-            self.known = np.zeros(self.rows, dtype=bool)
-        self._flags[:] = self._own_flags | KNOWN.value * self.known
+        if measured is not None and not capturing:
+            self._flags |= KNOWN.value * (self._versions() == measured)[self._layout.tensor]
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -142,7 +150,6 @@ class DeviceTable:
                 for index, scratch in tensors.items()
                 if self._launched[index] and table.columns[name][index] is not None
             ]
-            self._streams.clear()
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
@@ -181,15 +188,21 @@ class DeviceTable:
             if name != "grad":
                 real(self._columns[name][index]).copy_(scratch)
 
-    def remember_norms(self) -> None:
+    def remember_norms(self, workspace: Workspace) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters."""
-        before = UNMEASURED if self.measured is None else self.measured
-        self.measured = np.where(self._launched, self._versions(), before)
+        before = UNMEASURED if workspace.measured is None else workspace.measured
+        workspace.measured = np.where(self._launched, self._versions(), before)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
         params = self._columns["param"]
         return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
+
+    @property
+    def known(self) -> np.ndarray:
+        """For each row, whether the next launch takes Σw² of the last as right, bool."""
+        known: np.ndarray = self._flags & KNOWN.value != 0
+        return known
 
     @property
     def active_numel(self) -> np.ndarray:
@@ -202,25 +215,22 @@ class DeviceTable:
         if key not in self.items:
             # a new tensor each time, since a graph may still read the old one
             self.items[key] = uploaded(torch.from_numpy(make()), self.buffer.device)
-            self._streams.clear()
         return self.items[key]
 
-    def workspace_of(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Returns the memory of an operation; `make` makes it, without any Σw², if the last was for another key."""
-        if key != self._workspace_key:
-            self.workspace, self._workspace_key = make(), key
-            self.measured = None
-            self._streams.clear()
-        return self.workspace
+    def workspace_of(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> Workspace:
+        """Returns the memory of an operation, which `make` makes once."""
+        if key not in self.workspaces:
+            self.workspaces[key] = Workspace(make())
+        return self.workspaces[key]
 
-    def keep_for_stream(self) -> None:
-        """Keeps all memory of launches from being reused before the current stream is done, which may not own it."""
-        stream = stream_of(self.buffer.device)
-        if stream not in self._streams:
-            scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
-            for tensor in (self.buffer, *self.items.values(), *self.workspace, *scratch):
-                keep(tensor)
-            self._streams.add(stream)
+    def memory(self) -> Iterator[Tensor]:
+        """Yields all memory that launches use, but for the columns."""
+        yield self.buffer
+        yield from self.items.values()
+        for workspace in self.workspaces.values():
+            yield from workspace.tensors
+        for scratch in self._scratch.values():
+            yield from scratch.values()
 
 
 def device_table_of(
@@ -237,9 +247,3 @@ def device_table_of(
             table.cache.clear()
         found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile())
     return found
-
-
-def keep(tensor: Tensor) -> None:
-    """Keeps memory from being reused before the current stream is done."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -110,8 +110,16 @@ def launch(kernel: Kernel, items: Tensor, args: Sequence[Any], most_programs: in
     programs = grid(count if most_programs is None else min(count, most_programs))
     with kernel.device:
         kernel.run(programs, _arguments(kernel.device_table, items, args))
-        kernel.device_table.keep_for_stream()
+        keep(kernel.device_table)
     counters["launches"] += 1
+
+
+def keep(table: DeviceTable) -> None:
+    """Keeps the memory of a launch from being reused before the current stream is done, which may not own it."""
+    if table.buffer.is_cuda:
+        stream = torch.cuda.current_stream(table.buffer.device)
+        for tensor in table.memory():
+            tensor.record_stream(stream)
 
 
 def grid(programs: int) -> int:

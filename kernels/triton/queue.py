@@ -161,7 +161,7 @@ def queue_kernel(
     WIDTH: tl.constexpr,  # numbers of a hyper row
     FORMULA: tl.constexpr,  # formula of a `Scale`, or None
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
-    TARGET: tl.constexpr,  # target of a `Scale` or `Factors`
+    TARGET: tl.constexpr,  # target of a `Scale` or `Factors`, or None
     SKIP: tl.constexpr,  # see `Gate`
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
     WRITE: tl.constexpr,  # False to compute only norms
@@ -192,7 +192,8 @@ def queue_kernel(
             if step_at != 0:
                 steps = tl.load(step_at.to(tl.pointer_type(STEP)))
                 coefficients = COEFFICIENTS(hyper, steps)
-        if code % 2 == 0:
+        # what no item of a launch needs is not compiled
+        if (FORMULA is not None) and code % 2 == 0:
             # a direction loads all columns, so one block keeps enough loads in flight; for the order of `add_norms`
             # the factor of a magnitude must not be 1 at compile time
             factor = unscale if DIRECTION else sign * unscale
@@ -223,15 +224,14 @@ def queue_kernel(
             tl.debug_barrier()
             if tl.atomic_add(counters + 2 + row, 1, sem="acq_rel") == count - 1:
                 tl.store(counters + 2 + row, 0)
-                if FORMULA is not None:
-                    finalize_row(
-                        row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-                        FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTION,
-                    )  # fmt: skip
-                    # as soon as the factors exist: no program waits for other statistics
-                    tl.atomic_xchg(ready + row, 1, sem="release")
-                    finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RETRACTION)
-        elif not skipped:
+                finalize_row(
+                    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
+                    FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTION,
+                )  # fmt: skip
+                # as soon as the factors exist: no program waits for other statistics
+                tl.atomic_xchg(ready + row, 1, sem="release")
+                finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RETRACTION)
+        elif WRITE and not skipped:
             factor, scale, ratio, rho = factors_of(
                 row, rows, ready, factors, known_factors, clip, FORMULA, TARGET, RETRACTION is not None
             )
@@ -247,11 +247,13 @@ def queue_kernel(
                 ),
                 1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,
             )  # fmt: skip
-            tl.store(weight_partials + slot, new_squares[0])
-            if TARGET != "direction":
-                # other threads wrote the weights that the fingerprint reads
-                tl.debug_barrier()
-                tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
+            if TARGET is not None:
+                # for the norms of the next step; a direction does not need it, but fewer loads are in flight without it
+                tl.store(weight_partials + slot, new_squares[0])
+                if not DIRECTION:
+                    # other threads wrote the weights that the fingerprint reads
+                    tl.debug_barrier()
+                    tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:

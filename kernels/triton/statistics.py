@@ -141,12 +141,12 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         "tiles", lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
     )  # fmt: skip
     partials, arrivals = device_table.workspace_of(
-        COLUMNS,
+        "statistics",
         lambda: (
             torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows, dtype=torch.int32, device=device),
         ),
-    )
+    ).tensors
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
     arguments = (partials, arrivals, out, grad_scale)

@@ -26,7 +26,7 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
-from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable, Workspace, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
@@ -107,10 +107,10 @@ def _queued(
     rescale = gate.totals is not None and device_table.rescales
     programs, most = residents(device, least_resident("queue", states), PER_PROCESSOR)
     workspace = queue_workspace(device_table, target, retracts=retraction is not None)
-    device_table.refresh(table, numbers)
+    device_table.refresh(table, numbers, workspace.measured)
     items = queue_items(device_table, target, programs, norms=not write or formula is not None, updates=write)
     arguments = (
-        device_table.tiles, *workspace, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
+        device_table.tiles, *workspace.tensors, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
         rounding_seed,
     )  # fmt: skip
     key = (
@@ -119,10 +119,9 @@ def _queued(
     )  # fmt: skip
     kernel = table.cache.get(key)
     if kernel is None:
-        # without a scale, the target says that checksums of weights are kept
         kernel = table.cache[key] = _queue_kernel(
             device_table, items, arguments, formula, registers=most_registers(least_resident("queue", states)),
-            **_common(device_table, rule, on_device=numbers.on_device), TARGET=target or "gradient",
+            **_common(device_table, rule, on_device=numbers.on_device), TARGET=target,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=rescale and write, WRITE=write, RETRACTION=retraction and tuple(retraction),
         )  # fmt: skip
@@ -131,14 +130,14 @@ def _queued(
         launch(kernel, items, arguments, most)
         if write:
             device_table.finish()
-        if target != "direction":
-            device_table.remember_norms()
-        return workspace[-1] if formula is not None else None
+        if target not in (None, "direction"):
+            device_table.remember_norms(workspace)
+        return workspace.tensors[-1] if formula is not None else None
 
     return take
 
 
-def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts: bool) -> tuple[Tensor, ...]:
+def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts: bool) -> Workspace:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
     `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.

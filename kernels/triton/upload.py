@@ -49,11 +49,6 @@ class Upload:
             self._spares = list(pinned.unbind())
 
 
-def stream_of(device: torch.device) -> int:
-    """Returns the handle of the current stream of a device, 0 on a CPU."""
-    return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
-
-
 def is_capturing() -> bool:
     """Returns whether a launch now goes into a CUDA graph."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

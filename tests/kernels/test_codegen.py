@@ -46,13 +46,13 @@ COLUMNS = {
     "statistics of gradients": (SUMMED, 0),
 }
 FULL_ONLY = {
-    "adamw, balanced": (4 + 4, 3),
+    "adamw, balanced": (4, 3),
     "adamw, ELR, ema": (4 + 5, 4),
 }
 HALF_ONLY = {
-    "sgd momentum, noise": (SUMMED + SUMMED + 3, 2),
-    "adamw, noise": (SUMMED + SUMMED + 4, 3),
-    "lion, noise": (SUMMED + SUMMED + 3, 2),
+    "sgd momentum, noise": (3, 2),
+    "adamw, noise": (4, 3),
+    "lion, noise": (3, 2),
     # and two moments and the exact weight, which are float32
     "adamw, master": (2, 1),
 }

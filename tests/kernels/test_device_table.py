@@ -3,7 +3,6 @@
 import importlib
 import sys
 import weakref
-from functools import partial
 from unittest.mock import Mock
 
 import numpy as np
@@ -18,7 +17,9 @@ from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.work import tile_list
 
 # the modules: the package exports functions of these names
-step, device_table = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "device_table"))
+step, device_table, launch = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "device_table", "launch")
+)
 BLOCK = 1024
 
 
@@ -145,44 +146,23 @@ def test_tiles_with_fewer_elements_come_first():
     assert tile_list(np.array([5, 0, 3]), 4, in_order=True).tolist() == [[0, 0], [0, 1], [2, 0]]
 
 
-@pytest.fixture
-def on_stream(monkeypatch):
-    """A function that steps on a stream, and returns the addresses of the memory that is kept for it."""
-    kept = []
-    monkeypatch.setattr(device_table, "keep", lambda tensor: kept.append(tensor.data_ptr()))
+def test_every_launch_keeps_its_memory(monkeypatch):
+    """Tables that were made on one stream may be freed while a launch on another stream still reads them.
 
-    def take(stream, operation, *args):
-        kept.clear()
-        monkeypatch.setattr(device_table, "stream_of", lambda device: stream)
-        operation(*args)
-        return set(kept)
-
-    return take
-
-
-def test_memory_is_kept_once_for_each_stream(on_stream):
-    """Tables that were made on one stream may be freed while a launch on another stream still reads them."""
-    table = make("sgd", [(5,), (4, 3)], torch.float32, torch.device("cpu"), [Row(0, scaled=True), Row(1, scaled=True)])
-    scale = ELR(0.1).scale(SGD)
-    # scratch tensors take the place of gradients with other strides
-    transposed = [uniform((5,), torch.float32, "cpu"), uniform((3, 4), torch.float32, "cpu").T]
-    assert table.accept_gradients(transposed)
-    counts = [len(on_stream(stream, step.step, SGD, table, HYPER["sgd"], scale)) for stream in (0, 7, 7, 0, 8, 7)]
-    assert [bool(count) for count in counts] == [True, True, False, False, True, False]
-    found = table.cache[step.columns_of(SGD)]
-    memory = {
-        *(t.data_ptr() for t in (found.buffer, *found.items.values(), *found.workspace)),
-        found._scratch["grad"][1].data_ptr(),
-    }
-    assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
-    assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == set()
-
-
-def test_memory_that_is_new_is_kept_for_every_stream(on_stream):
-    """Lists of work, the workspace of another scaling, scratch tensors of other gradients, and lists of other rows."""
+    The results of a launch and the scratch tensors of gradients with other strides are memory too.
+    """
     table = make("sgd", [(5,), (4, 3)], torch.float32, torch.device("cpu"), [Row(0, scaled=True), Row(1, scaled=True)])
     plain = [uniform(shape, torch.float32, "cpu") for shape in ((5,), (4, 3))]
     wide = [plain[0], uniform((4, 6), torch.float32, "cpu")[:, ::2]]
+    kept, used, make_arguments = [], [], launch._arguments
+
+    def arguments(*args):
+        found = make_arguments(*args)
+        used.append({t.untyped_storage().data_ptr() for t in found if isinstance(t, torch.Tensor)})
+        return found
+
+    monkeypatch.setattr(launch, "_arguments", arguments)
+    monkeypatch.setattr(launch, "keep", lambda of: kept.append({t.untyped_storage().data_ptr() for t in of.memory()}))
     # both have the same width, so that the device table stays
     first = NormalizedGradient().scale(SGD)
     second = first._replace(target="decayed")
@@ -191,23 +171,27 @@ def test_memory_that_is_new_is_kept_for_every_stream(on_stream):
         (wide, first), ([None, plain[1]], first), ([None, plain[1]], None),
     ):  # fmt: skip
         assert table.accept_gradients(grads)
-        take = partial(step.step, SGD, table, HYPER["sgd"], scale)
-        assert [bool(on_stream(stream, take)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
-    sums = partial(triton.statistics, table, weight=False)
-    assert [bool(on_stream(stream, sums)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
+        step.step(SGD, table, HYPER["sgd"], scale)
+        assert used[-1] <= kept[-1]
+        if grads is wide:
+            scratch = table.cache[step.columns_of(SGD)]._scratch["grad"][1]
+            assert scratch.data_ptr() in kept[-1]
+    assert len(kept) == 7
+    sums = triton.statistics(table, weight=False)
+    assert used[-1] - {sums.untyped_storage().data_ptr()} <= kept[-1]
 
 
 def test_memory_is_kept_by_the_allocator_of_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     here, there = Mock(is_cuda=False), Mock(is_cuda=True, device="cuda:1")
-    device_table.keep(here)
-    device_table.keep(there)
+    launch.keep(Mock(buffer=here, memory=lambda: [here]))
+    launch.keep(Mock(buffer=there, memory=lambda: [there]))
     here.record_stream.assert_not_called()
     there.record_stream.assert_called_once_with("stream of cuda:1")
 
 
 def test_a_step_with_a_new_workspace_looks_at_the_table_once(monkeypatch, device):
-    """A scaling of another target has another workspace, whose sums of squares are not known.
+    """A scaling of another target has another workspace. Steps without it change weights, so its sums are not known.
 
     A factor of the direction needs no known ones.
     """
