@@ -114,7 +114,7 @@ class DeviceTable:
     def refresh(self, table: Table, numbers: Numbers | None = None, measured: np.ndarray | None = None) -> None:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it.
 
-        `measured` is of the workspace. It tells for which rows Σw² is still right.
+        With `measured` of a workspace, the flags say for which rows Σw² in that workspace is still right.
         """
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
@@ -190,8 +190,7 @@ class DeviceTable:
 
     def remember_norms(self, workspace: Workspace) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters."""
-        before = UNMEASURED if workspace.measured is None else workspace.measured
-        workspace.measured = np.where(self._launched, self._versions(), before)
+        workspace.measured = np.where(self._launched, self._versions(), UNMEASURED)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -200,7 +199,7 @@ class DeviceTable:
 
     @property
     def known(self) -> np.ndarray:
-        """For each row, whether the next launch takes Σw² of the last as right, bool."""
+        """For each row, whether the next launch uses Σw² of an earlier launch, bool."""
         known: np.ndarray = self._flags & KNOWN.value != 0
         return known
 

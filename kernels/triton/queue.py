@@ -192,7 +192,7 @@ def queue_kernel(
             if step_at != 0:
                 steps = tl.load(step_at.to(tl.pointer_type(STEP)))
                 coefficients = COEFFICIENTS(hyper, steps)
-        # what no item of a launch needs is not compiled
+        # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and code % 2 == 0:
             # a direction loads all columns, so one block keeps enough loads in flight; for the order of `add_norms`
             # the factor of a magnitude must not be 1 at compile time

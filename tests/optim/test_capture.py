@@ -67,6 +67,8 @@ def test_replays_are_steps(name, row, device):
         if i == 1:
             with torch.no_grad():
                 named[0][1].mul_(2), other[0][1].mul_(2)
+                # between the samples of a checksum
+                named[2][1][4].add_(3), other[2][1][4].add_(3)
         if i == 3:
             named[2][1].data.add_(0.5), other[2][1].data.add_(0.5)
         graph.replay() if i != 2 else ours.step()
