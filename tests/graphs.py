@@ -11,7 +11,10 @@ from steps import gradients
 from fused_lwlr.optim import base, gate
 
 # by name: `kernels.triton.statistics` is a function too
-LAUNCHING = [importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "statistics")]
+LAUNCHING, CAPTURING = (
+    [importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in names]
+    for names in (("step", "statistics"), ("device_table", "launch"))
+)
 HAS_GPU = torch.cuda.is_available()
 
 
@@ -77,6 +80,8 @@ def _recorded(function):
             patch.setattr(gate, name, Repeated(recording, getattr(gate, name)))
         for module in LAUNCHING:
             patch.setattr(module, "launch", partial(recording.add, launch))
+        for module in CAPTURING:
+            patch.setattr(module, "is_capturing", lambda device: True)
         patch.setattr(torch.Tensor, "copy_", copy_)
         function()
     return recording

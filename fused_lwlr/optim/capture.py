@@ -29,13 +29,18 @@ def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> 
         raise RuntimeError("nonfinite='raise' cannot be captured: a replay cannot raise; use nonfinite='skip'")
     if any(plan.backend is reference for plan in plans.plans):
         raise RuntimeError("the PyTorch reference cannot be captured in a CUDA graph: use backend='triton'")
-    devices = {plan.device for plan in plans.plans}
+    devices = sorted({str(plan.device) for plan in plans.plans})
+    if len(devices) > 1:
+        raise RuntimeError(
+            f"parameters are on {' and '.join(devices)}, but a CUDA graph has the launches of one device: capture one "
+            "optimizer for each device"
+        )
     for group in groups:
         for option in ("lr", "weight_decay"):
-            if isinstance(group[option], Tensor) and devices - {group[option].device}:
+            if isinstance(group[option], Tensor) and str(group[option].device) not in devices:
                 raise RuntimeError(
                     f"{option} is a tensor on {group[option].device}, but a replay reads only tensors on the device "
-                    f"of the parameters: move it to {', '.join(map(str, devices))}"
+                    f"of the parameters: move it to {devices[0]}"
                 )
         if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
             raise RuntimeError("betas cannot be tensors in a CUDA graph, since a replay would not read them")

@@ -22,7 +22,9 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     """
     lr, weight_decay = group["lr"], group["weight_decay"]
     if type(lr) is not float or type(weight_decay) is not float:
-        lr, weight_decay = _number(lr, group), _number(weight_decay, group)
+        # the momentum buffer takes lr as a number
+        lr = float(lr) if options.lr_in_momentum else _number(lr, group)
+        weight_decay = _number(weight_decay, group)
     own, factor, per_lr = group, 1.0, 0.0
     if layer != SAME:
         own = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
@@ -34,7 +36,7 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
         else:
             weight_decay *= layer.weight_decay_factor(group)
     if options.lr_in_momentum:
-        lr, own = 1.0, {**own, "gradient_gain": float(lr)}
+        lr, own = 1.0, {**own, "gradient_gain": lr}
     ema = group[EMA]
     if ema is not None and not 0 <= ema < 1:
         check_option(EMA, ema)

@@ -124,7 +124,7 @@ class DeviceTable:
             self._hyper_row[:] = table.hyper_row
             self._hyper[:] = numbers.rows.view(np.int32)
             self._coefficients[:] = numbers.coefficients
-        capturing = table.capturable and is_capturing()
+        capturing = table.capturable and is_capturing(self.buffer.device)
         self._flags[:] = self._own_flags
         # replays do not check version counters
         if measured is not None and not capturing:

@@ -67,7 +67,7 @@ class Kernel:
         registers: int,
         **meta: Any,
     ):
-        if is_capturing():
+        if is_capturing(device_table.buffer.device):
             raise RuntimeError(
                 "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
                 "same options, types of learning rates and loss scale before the capture"

@@ -49,6 +49,6 @@ class Upload:
             self._spares = list(pinned.unbind())
 
 
-def is_capturing() -> bool:
-    """Returns whether a launch now goes into a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def is_capturing(device: torch.device) -> bool:
+    """Returns whether a launch on a device goes into a CUDA graph now."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -6,7 +6,8 @@ import pytest
 import torch
 from cases import every_name, nan_arithmetic
 from graphs import capture as graph_of
-from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
+from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train, twin
+from tolerances import close
 
 from fused_lwlr import step_in_backward
 from fused_lwlr.kernels.triton import launch
@@ -71,8 +72,33 @@ def test_a_kernel_that_is_not_compiled(name, capturing, device, monkeypatch):
     gradients(named)
     ours.param_groups[0]["lr"] = torch.tensor(0.1, device=device)
     capturing()
-    monkeypatch.setattr(launch, "is_capturing", lambda: True)
+    monkeypatch.setattr(launch, "is_capturing", lambda device: True)
     refused(ours, named, "needs a kernel that was not compiled")
+
+
+@every_name
+def test_parameters_on_two_devices(name, capturing, device):
+    """A graph has the launches of one device: a replay would leave the other parameters as they are."""
+    named = parameters(SHAPES[:1], torch.float32, device) + parameters(SHAPES[:1], torch.bfloat16, device)
+    ours = ours_of(name, [p for _, p in named])
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    ours._plans.plans[0].device = torch.device("cuda", 7)
+    refused(ours, named, f"parameters are on {device}.*cuda:7.*one optimizer for each device")
+
+
+@every_name
+def test_an_optimizer_on_the_cpu_is_stepped_at_once(name, monkeypatch):
+    """While a graph of a GPU is captured."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    named = parameters(SHAPES, torch.float32, torch.device("cpu"))
+    expected = twin(named)
+    ours, other = ours_of(name, named), ours_of(name, expected, backend="torch")
+    train((ours, other), (named, expected), 12)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 12)
 
 
 @every_name

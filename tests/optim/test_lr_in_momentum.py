@@ -122,6 +122,27 @@ def trained(named, optimizer, steps):
 
 
 @every_backend
+def test_corrected_decay_follows_a_rate_that_is_a_tensor(backend, device):
+    """The rate is in the buffer, and not in the row that a replay would read."""
+    rates, found = (0.1, 0.05), []
+    for number in (float, lambda lr: torch.tensor(lr, device=device)):
+        p = nn.Parameter(torch.ones(3, 2, device=device))
+        group = {"params": [("w", p)], "capturable": True, "layers": {"w": {"corrected_decay": True}}}
+        optimizer = SGD([group], **{**NUMBERS, "lr": number(rates[0])}, backend=backend)
+        for lr in rates:
+            optimizer.param_groups[0]["lr"] = number(lr)
+            p.grad = torch.zeros_like(p)
+            optimizer.step()
+        found.append(p.detach())
+    assert torch.equal(*found)
+    w, m = 1.0, 0.0
+    for lr in rates:
+        m = 0.9 * m + lr * (0.05 * lr / rates[0]) * w
+        w -= m
+    torch.testing.assert_close(found[0], torch.full_like(found[0], w))
+
+
+@every_backend
 def test_a_checkpoint_resumes_bit_identically(backend, device):
     named = parameters(SHAPES, torch.float32, device)
     twins = copy.deepcopy(named)
