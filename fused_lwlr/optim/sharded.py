@@ -4,26 +4,27 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Factors, Gate, Hyper, Scale
+from fused_lwlr.kernels import Factors, Gate, Hyper, Retraction, Scale
 from fused_lwlr.kernels.step_arguments import SQ_SUM, update_sq_sum
-from fused_lwlr.kernels.tensors import upload
+from fused_lwlr.kernels.tensors import upload, uploaded
 from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.shards import Completion, completion_of
 
 
-def norm_itself(norm: Tensor) -> Tensor:
-    """A formula whose factor is the norm."""
+def ignored(norm: Tensor) -> Tensor:
+    """A formula whose factor is not used."""
     return norm
 
 
-def dot_itself(dot: Tensor) -> Tensor:
-    """A formula whose factor is ⟨w, d⟩."""
-    return dot
+GRADIENT = Scale(ignored, "gradient")
+DIRECTION = Scale(ignored, "direction", retraction=Retraction(fixed=False))
+"""Steps with these measure the gradient, or the direction too: with a retraction they return Σd² and ⟨w, d⟩."""
 
 
 class Sharded:
@@ -38,7 +39,6 @@ class Sharded:
         self._counts_for_max_norm = torch.cat([plan.counts_for_max_norm.to(self._device) for plan in plans])
         self._scaled = torch.cat([plan.scaled.to(self._device) for plan in plans])
         self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
-        self._radii = torch.cat([plan.table.radii().to(self._device) for plan in plans]).double()
 
     def decide(
         self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | None, loss_scale: Gate | None
@@ -52,10 +52,7 @@ class Sharded:
         clips = options.clip_global_norm is not None
         direction = scale is not None and scale.target == "direction"
         twice = direction and clips
-        controlled = None if scale is None else scale.retraction
-        norms = Scale(norm_itself, "direction" if direction else "gradient", retraction=controlled)
-        sums = self._measure(options, hyper, Scale(norm_itself, "gradient") if twice else norms, gates)
-        sums = self._completion.sum(sums)
+        sums = self._measure(options, hyper, DIRECTION if direction and not twice else GRADIENT, gates)
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
         # in the order of `STATISTICS`
         unused = torch.zeros_like(largest)
@@ -68,31 +65,33 @@ class Sharded:
         scaled = self._scaled & self._stepped
         clip = (options.max_norm / (totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(largest)
         if twice:
-            again = self._completion.sum(self._measure(options, hyper, norms, gates)[:, 3:])
-            sums = torch.cat((sums[:, :3], again), dim=1)
+            sums = torch.cat((sums[:, :3], self._measure(options, hyper, DIRECTION, gates)[:, 3:]), dim=1)
         grad_norm = sums[:, 1].sqrt() * clip
         known = {
-            "norm": sums[:, 4].sqrt() if direction else grad_norm,
+            "norm": sums[:, 5].sqrt() if direction else grad_norm,
             "weight_norm": sums[:, 3].sqrt(),
             "grad_norm": grad_norm,
             "grad_abs_sum": sums[:, 0] * clip,
         }
-        if "dot" in scale.arguments:
-            dots = self._completion.sum(self._measure(options, hyper, Scale(dot_itself, "direction"), gates))
-            known["dot"] = dots[:, 4]
+        if direction:
+            known["dot"] = sums[:, 6]
+        controlled = scale.retraction
         if controlled is not None and controlled.fixed:
-            known["weight_norm"] = self._radii
-        used, like = [hyper[i] for plan in self._plans for i in plan.table.hyper_row], known["norm"]
-        known["lr"] = lr = _numbers([h.lr for h in used], like) * self._multiplier
-        known["weight_decay"] = _numbers([h.decay for h in used], like)
+            radii = [plan.table.radii().to(self._device) for plan in self._plans]
+            known["weight_norm"] = torch.cat(radii).double()
+        rows = torch.from_numpy(np.concatenate([plan.table.hyper_row for plan in self._plans]))
+        of_row = uploaded(rows, self._device)
+        known["lr"] = lr = _numbers([h.lr for h in hyper], grad_norm)[of_row] * self._multiplier
+        known["weight_decay"] = _numbers([h.decay for h in hyper], grad_norm)[of_row]
         sums[:, 4] = torch.where(scaled, scale.factor(known), 1.0)
         rhos: Sequence[Tensor | None] = [None] * len(self._plans)
         if controlled is not None:
             moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
-            radii = torch.where(scaled, known["weight_norm"], 0.0)
-            rho = controlled.rho(radii, *moments, rate)
+            rho = controlled.rho(torch.where(scaled, known["weight_norm"], 0.0), *moments, rate)
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
             rhos = rho.split(self._counts)
+        else:
+            sums = sums[:, :5]
         found = [
             Factors(values.to(plan.device), scale.target, None if own is None else own.to(plan.device))
             for plan, values, own in zip(self._plans, sums[:, 4].split(self._counts), rhos, strict=True)
@@ -100,7 +99,7 @@ class Sharded:
         return list(map(Decision, found, gates, sums.split(self._counts))), report
 
     def _measure(self, options: StepOptions, hyper: Sequence[Hyper], norms: Scale, gates: Sequence[Gate]) -> Tensor:
-        """Returns the statistics of the local part of every row, and for the factor ‖·‖² or ⟨w, d⟩.
+        """Returns the statistics of every row, over all processes.
 
         All but Σw² are 0 for a row without a gradient.
         """
@@ -109,10 +108,8 @@ class Sharded:
             for plan, gate in zip(self._plans, gates, strict=True)
         ]
         sums = torch.cat([values.to(found[0].device) for values in found])
-        if norms.formula is norm_itself:
-            sums[:, 4].square_()
         kept = self._stepped | self._counts_for_max_norm
-        return torch.where(kept[:, None], sums, 0.0)
+        return self._completion.sum(torch.where(kept[:, None], sums, 0.0))
 
 
 def sharded_of(plans: Sequence[Plan]) -> Sharded | None:
