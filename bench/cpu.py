@@ -60,7 +60,7 @@ def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], ro
     for contestant in every:
         took, kind = medians[contestant.name], f"{contestant.rule} {contestant.method}"
         plain, fused = (medians.get(f"{contestant.rule} plain, {who}") for who in ("ours", "torch fused"))
-        base = medians["statistics, foreach"] if contestant.rule == "statistics" else fused
+        base = medians.get("statistics, foreach") if contestant.rule == "statistics" else fused
         share = None if kind not in PASSES else 4 * PASSES[kind] * size / took / bandwidth
         yield {
             "set": name, "threads": threads, "step": contestant.name, "seconds": took,

@@ -96,8 +96,11 @@ def _cpu(steps: str, other: str, *, tiny: bool = False) -> Values:
         seconds = {(row["set"], row["threads"], row["step"]): row["seconds"] for row in rows}
         for name, threads in dict.fromkeys((row["set"], row["threads"]) for row in rows):
             for step in steps.split(", ") if (name == "16 tiny") == tiny else ():
-                base = seconds[name, threads, other.format(step.split()[0])]
-                yield f"{step}, ours, {name}, {threads} threads", seconds[name, threads, f"{step}, ours"] / base
+                compared = f"{step}, ours", other.format(step.split()[0])
+                ours, base = (seconds.get((name, threads, each)) for each in compared)
+                # a contestant may not run on every machine
+                if ours is not None and base is not None:
+                    yield f"{step}, ours, {name}, {threads} threads", ours / base
 
     return values
 

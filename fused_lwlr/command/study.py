@@ -54,7 +54,7 @@ def study(
         str | None,
         typer.Option(
             help="digits, glyphs, fashion-mnist, idx:FOLDER, or a folder of images with one sub-folder per class; for "
-            "studies of text python-docs, or text:PATH.",
+            "studies of text python-docs, text:PATH or pairs:FILE.",
             metavar="NAME|PATH",
             show_default="what the study has",
         ),

@@ -410,6 +410,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             vars(self).clear()
             vars(self).update(before)
             raise
+        if self._buckets is not None:
+            self._buckets.reset()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` starts over.
@@ -433,8 +435,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.complete_groups()
         self._plans, self._stepped = None, ()
-        if self._buckets is not None:
-            self._buckets.reset()
 
     def __repr__(self) -> str:
         groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]

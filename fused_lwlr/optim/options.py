@@ -54,8 +54,7 @@ class StepOptions:
     Attributes:
         optimizer: the name of the class, for messages.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
-        in_backward: whether a plan has only the parameters that have a gradient when it is made, see
-            `step_in_backward` and `offload_to_cpu`.
+        in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         is_part: whether the optimizer has a part of the parameters of its process group, which only the caller knows.
         device_counts: whether the device always counts steps, since only the device knows which steps were skipped.

@@ -9,7 +9,7 @@ from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.recipe import is_text
 
-OWN = ("seed", "lr", "rates", "scaling", "goal", "data", "model", "epochs", "steps", "device")
+OWN = ("seed", "lr", "rates", "init", "optimizer", "scaling", "goal", "data", "model", "epochs", "steps", "device")
 """Fields of a recipe that studies choose themselves."""
 
 

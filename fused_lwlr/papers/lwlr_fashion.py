@@ -51,7 +51,7 @@ def jobs(settings: Settings) -> list[Job]:
     common = {"model": model, "augmentation": augmentation, **settings.common}
     if settings.data == "glyphs":
         common["image_size"] = GLYPHS_SIDE
-    cells = [{"arm": arm, "lr": lr} for arm in ARMS for lr in FIRST[: 2 if settings.quick else None]]
+    cells = [{"arm": arm, "lr": lr} for arm in arms_of(model) for lr in FIRST[: 2 if settings.quick else None]]
     return settings.jobs(measure, "{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=common)
 
 

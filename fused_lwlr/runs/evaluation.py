@@ -29,10 +29,10 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
         ValueError: the folder has no run, no checkpoint, or a checkpoint of another model; or as for a training.
     """
     folder = Path(asked["out"]) if "out" in asked else None
+    if folder is not None and "weights" in asked:
+        raise ValueError("--weights and --out are both weights to test: give one of them")
     recipe = resolve(preset, asked) if folder is None or preset is not None else _recipe_of_run(folder, asked)
     if folder is not None:
-        if "weights" in asked:
-            raise ValueError("--weights and --out are both weights to test: give one of them")
         recipe = without_pretrained(recipe)  # the checkpoint has the weights
     # a test needs none of these, and may be on another device or another number of processes
     recipe = replace(recipe, sync_bn=False, compile=False, compile_mode="default", grad_checkpointing=False)

@@ -60,8 +60,7 @@ class Run:
 
     def results(self, weights: str) -> list[dict[str, Any]]:
         """Validations of the trained ("model") or averaged ("ema") weights with a finite loss."""
-        name = "top1" if self.unit == "images" else "perplexity"
-        return [r for r in self.validation if r["weights"] == weights and r[name] is not None]
+        return [r for r in self.validation if r["weights"] == weights and r["loss"] is not None]
 
     def total(self, name: str) -> float:
         """The sum of a field over all records of training, in which it may be missing or None."""

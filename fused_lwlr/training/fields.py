@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 
 def _split(value: Any) -> Any:
-    """Splits numbers of the command line at commas."""
+    """Splits text, such as numbers of the command line, at commas."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -29,6 +29,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Side = Annotated[int, Field(ge=4)]
 Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
 Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(patterns)]
 Scalings = Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip", "balanced"]
 Augmentation = Annotated[str, AfterValidator(_known_augmentation)]

@@ -111,8 +111,10 @@ def resolve(
         if is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
             merged["init"] = "model"
             note("The weights are pretrained: training starts from them as they are (--init model).")
-        elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
-            merged["init"] = "model"
+        else:
+            from_timm = preset is None and str(merged.get("model", "")).startswith("timm:")
+            if merged.get("weights") is not None or (from_timm and merged.get("rates") == "single"):
+                merged["init"] = "model"
     # fields of the preset that belong to another choice than the user's
     for name in without_effect(merged, DEFAULTS):
         if name not in overrides:

@@ -24,6 +24,7 @@ from fused_lwlr.training.fields import (
     Augmentation,
     Channels,
     Count,
+    Names,
     Pair,
     Part,
     Patterns,
@@ -202,7 +203,7 @@ class Recipe:
     decay: Literal["all", "matrices"] = _optimizer(
         "all", "Decay all parameters, or only those of two or more dimensions that are not of a normalization."
     )
-    exclude: tuple[str, ...] = _optimizer(
+    exclude: Names = _optimizer(
         (),
         "Names of parameters, or patterns with * and ?, without weight decay and --scaling; may be repeated.",
         metavar="PATTERN",
@@ -213,7 +214,7 @@ class Recipe:
         "constant with hyperball and change less with brake. Nesterov momentum and Adam were reported to match LARS "
         "and LAMB.",
     )
-    select: tuple[str, ...] = _optimizer(
+    select: Names = _optimizer(
         (),
         "With --scaling: names of parameters, or patterns with * and ?, that it acts on; may be repeated.",
         shown="weights of two or more dimensions; with ng and clip all",

@@ -168,6 +168,15 @@ def test_targets(rows, what, verdict):
     assert judged.verdict == verdict
 
 
+def test_targets_of_a_cpu_without_a_contestant():
+    """As where a package is missing, or refuses to run."""
+    row = {"set": "ViT-S/16", "threads": 1, "step": "sgd plain, ours", "seconds": 1.0}
+    wanted = "CPU, SGD and AdamW / torch fused"
+    for rows, verdict in (([row], "not measured"), ([row, {**row, "step": "sgd plain, torch fused"}], "met")):
+        (judged,) = [j for j in targets.judge({"cpu": rows}) if j.what == wanted]
+        assert judged.verdict == verdict
+
+
 def test_targets_of_host_time():
     """By the worst number of tensors, with new gradients only."""
     rows = [

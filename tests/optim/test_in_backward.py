@@ -662,6 +662,29 @@ def test_after_an_exception_in_backward(size, recovery, device):
     assert identical(model.state_dict(), other.state_dict())
 
 
+def test_loading_that_fails_keeps_the_gradients(device):
+    """A hook raises after the state was read: the step that follows is the step without the attempt."""
+    models = [Net(frozen=False).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.randn(5, FEATURES, device=device)
+
+    def fail(optimizer):
+        raise KeyboardInterrupt
+
+    for model in models:
+        optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, backend="torch")
+        fused_lwlr.step_in_backward(model, optimizer, max_bytes=1 << 20)
+        state = optimizer.state_dict()
+        model(x).square().sum().backward()
+        if model is models[0]:
+            optimizer.register_load_state_dict_post_hook(fail)
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.load_state_dict(state)
+        optimizer.step()
+        assert optimizer.state
+    assert identical(models[0].state_dict(), models[1].state_dict())
+
+
 @pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
 def test_refused_within_averaged(take, device):
     """A handle that steps averages, is made or is removed there would lose the trained weights."""

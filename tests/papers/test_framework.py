@@ -186,7 +186,9 @@ def test_a_study_goes_on_elsewhere():
         store.load(replace(there, form=job.name, parameters={**there.parameters, "x": 11}))
 
 
-@pytest.mark.parametrize("given", ["lr=0.1", "seed=3", "rates=single", "--scaling=lars", "epochs=2"])
+@pytest.mark.parametrize(
+    "given", ["lr=0.1", "seed=3", "rates=single", "--scaling=lars", "epochs=2", "optimizer=lion", "init=model"]
+)
 def test_fields_that_studies_choose_are_refused(given):
     with pytest.raises(
         ValueError, match=f"--set {given}: elr-spread chooses it, or has an option for it: leave it out"

@@ -85,6 +85,11 @@ def test_what_each_arm_trains(study, common, monkeypatch):
     assert found == {common}
 
 
+def test_a_network_without_tokens_has_no_arm_for_them():
+    jobs = STUDY.jobs(STUDY.settings(model="resnet8x8"))
+    assert {job.parameters["arm"] for job in jobs} == ARMS.keys() - {"LWLR but tokens"}
+
+
 def test_an_arm_is_compared_at_its_best_rate_with_the_control():
     rows = [
         {"model": "vit", "arm": arm, "lr": lr, "seed": seed, "val_loss": loss, "train_loss": 1.0, "test_accuracy": top}

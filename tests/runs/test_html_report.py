@@ -205,6 +205,15 @@ def test_a_periodic_report_waits_for_a_validation_and_its_time(monkeypatch):
     assert written == [602.0, 1202.0]
 
 
+def test_results_have_a_finite_loss(tmp_path):
+    """Of images too, whose accuracy is a number although the model has diverged."""
+    fill(tmp_path)
+    assert Run.read(tmp_path).results("model")
+    records = [record | {"loss": None} for record in read_records(tmp_path / "metrics.jsonl")]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert Run.read(tmp_path).results("model") == []
+
+
 def test_numbers_that_are_not_finite(tmp_path):
     """A run that diverged in its first step: no value is drawn, and the report is written."""
     fill(tmp_path)

@@ -181,5 +181,5 @@ def test_weights_of_a_file_from_the_command_line(straight, tmp_path, monkeypatch
     command(f"{line} --out {tmp_path / 'run'}")
     assert "there is no such file; give one such as" in command(f"{line} --out {tmp_path / 'other'}", code=2)
     command(f"train --eval-only --out {tmp_path / 'run'}")
-    told = command(f"train --eval-only --out {tmp_path / 'run'} --weights {file}", code=2)
+    told = command(f"train --eval-only --out {tmp_path / 'run'} --init lwlr --weights {file}", code=2)
     assert "--weights and --out are both weights to test: give one of them" in told

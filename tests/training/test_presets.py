@@ -219,6 +219,22 @@ def test_wrong_commands_get_one_line_in_the_users_spelling(line, files, message,
     assert stderr.count("\n") == 1
 
 
+def test_given_weights_are_not_overwritten():
+    """As the help of --init says, also where a preset has another start."""
+    given = {"data": "x", "weights": "w.pt"}
+    assert PRESETS["resnet50-sgd"].fields.get("init", "lwlr") == "lwlr"
+    assert resolve("resnet50-sgd", given).init == "model"
+    with pytest.raises(ValueError, match="--init lwlr would overwrite the weights of --weights"):
+        resolve("resnet50-sgd", {**given, "init": "lwlr"})
+
+
+@pytest.mark.parametrize("given", ["*.bias,fc.*", ("*.bias", "fc.*"), ["*.bias", "fc.*"]])
+def test_patterns_may_be_one_text(given):
+    """As `fused-lwlr study --set` has them."""
+    recipe = resolve(None, {"exclude": given, "scaling": "lars", "select": given})
+    assert recipe.exclude == recipe.select == ("*.bias", "fc.*")
+
+
 def test_yaml_needs_pyyaml(command, tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("lr: 1", encoding="utf-8")
     monkeypatch.setitem(sys.modules, "yaml", None)
