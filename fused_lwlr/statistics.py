@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.kernels.table import addresses_of
+from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable
 from fused_lwlr.shards import Completion, completion_of, local, local_row
@@ -130,9 +131,9 @@ class StatisticsPass:
         for kept in self._kept:
             results.append(kept.backend.statistics(kept.table))
             kept.table.columns["grad"] = ()
-        values = results[0]
+        values = joined(results)
         if len(results) > 1:
-            values = torch.cat([result.to(values.device, non_blocking=True) for result in results])[self._order]
+            values = values[self._order]
         return values if self._completion is None else _completed(values, self._completion)
 
     def _build(self) -> None:

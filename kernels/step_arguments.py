@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.formula import sqrt, where
 from fused_lwlr.kernels.table import STATISTICS
+from fused_lwlr.kernels.tensors import joined
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 
@@ -133,18 +134,11 @@ def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor
         counts_for_max_norm: for each table, whether Σw² of each row counts, bool [rows]; None if weights are not
             rescaled.
     """
-    rows = _joined(statistics)
+    rows = joined(statistics)
     totals = rows.sum(0)
     if counts_for_max_norm is not None:
-        totals[WEIGHT_SQ_SUM] = torch.where(_joined(counts_for_max_norm), rows[:, WEIGHT_SQ_SUM], 0.0).amax()
+        totals[WEIGHT_SQ_SUM] = torch.where(joined(counts_for_max_norm), rows[:, WEIGHT_SQ_SUM], 0.0).amax()
     return totals
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of all tensors, on the device of the first."""
-    if len(tensors) == 1:
-        return tensors[0]
-    return torch.cat([each.to(tensors[0].device, non_blocking=True) for each in tensors])
 
 
 class Gate(NamedTuple):

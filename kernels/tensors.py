@@ -22,6 +22,12 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns the rows of all tensors, on the device of the first; of one tensor, itself."""
+    first, *others = tensors
+    return torch.cat([first, *(each.to(first.device, non_blocking=True) for each in others)]) if others else first
+
+
 def upload(device: Tensor, host: Tensor) -> Tensor:
     """Copies to the device, perhaps after this returns."""
     if device.is_cuda:

@@ -64,7 +64,7 @@ def sgd(
     weight_decay: float = 0.0, nesterov: bool = False, maximize: bool = False,
 ) -> Tensor:  # fmt: skip
     """The new weight."""
-    spheres = isinstance(scaling, (ELR, Hyperball)) and scaling.retract == "sphere"
+    spheres = isinstance(scaling, (ELR, Hyperball)) and scaling.retraction is not None
     sign, decay = -1.0 if maximize else 1.0, 0.0 if spheres else weight_decay * w
     match scaling:
         case ELR(retract="none"):
@@ -120,7 +120,7 @@ def adamw(
         v = state["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", 0 * w), v)
     correction1, correction2 = (1 - betas[0] ** t, 1 - betas[1] ** t) if correct else (1.0, 1.0)
     d = (m / correction1) / (v.sqrt() / math.sqrt(correction2) + eps)
-    if isinstance(scaling, (ELR, Hyperball)) and scaling.retract == "sphere":
+    if isinstance(scaling, (ELR, Hyperball)) and scaling.retraction is not None:
         return on_sphere(scaling, w, d, state, lr)
     d = d + weight_decay * w
     match scaling:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Factors, Gate, Scale, totals_of
 from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
+from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import BalancedLR
@@ -100,13 +101,11 @@ def decide(
 
 def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:
     """Returns the factors of `BalancedLR` for each plan, from Σw² of each row of each plan."""
-    device = weight_sq_sums[0].device
     # a norm of 0 does not count
     sums = [
         torch.where(plan.scaled & plan.stepped(), own, 0.0) for plan, own in zip(plans, weight_sq_sums, strict=True)
     ]
-    norms = torch.cat([own.to(device, non_blocking=True) for own in sums]).sqrt()
-    factors = BalancedLR.factors(norms).split([len(own) for own in sums])
+    factors = BalancedLR.factors(joined(sums).sqrt()).split([len(own) for own in sums])
     return [Factors(own.to(plan.device), "direction") for own, plan in zip(factors, plans, strict=True)]
 
 

@@ -1,11 +1,10 @@
 """Collects the statistics of the last step."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from fused_lwlr.kernels.tensors import uploaded
+from fused_lwlr.kernels.tensors import joined, uploaded
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
@@ -40,7 +39,6 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans]) -> StepSt
         for row, label in zip(plan.table.rows, plan.stepped_labels(), strict=True)
     ]
     order = sorted((i for i, (_, label, _) in enumerate(rows) if label), key=lambda i: rows[i][0])
-    found: list[Any] = [plan.statistics for plan in plans]
-    values = torch.cat([values.to(found[0].device, non_blocking=True) for values in found])
+    values = joined([plan.statistics for plan in plans])  # type: ignore[misc]
     index = uploaded(torch.tensor(order, device="cpu"), values.device)
     return StepStatistics(tuple(rows[i][1] for i in order), tuple(rows[i][2] for i in order), values[index])

@@ -92,9 +92,11 @@ class StepOptions:
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
                 "replay would not read"
             )
-        if self.lr_in_momentum and self.scaling is not None and self.scaling.depends_on_lr(self.rule):
+        scaling = self.scaling
+        scale = None if scaling is None else scaling.scale(self.rule)
+        if self.lr_in_momentum and scale is not None and (scale.target == "direction" or "lr" in scale.arguments):
             raise ValueError(
-                f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
+                f"scaling={scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
                 "ClipByLayer or BalancedLR"
             )
@@ -111,9 +113,7 @@ class StepOptions:
                 "nothing to make up for; choose one"
             )
         self.check_fused(self.fused)
-        scaling = self.scaling
         if scaling is not None:
-            scaling.scale(self.rule)
             if not (scaling.bias_correction or self.rule.corrects_bias):
                 raise ValueError(
                     f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
@@ -169,7 +169,8 @@ class StepOptions:
     @cached_property
     def on_spheres(self) -> bool:
         """Whether layers keep the norms that they start with."""
-        return self.scaling is not None and self.scaling.retract == "sphere"
+        retraction = None if self.scaling is None else self.scaling.retraction
+        return retraction is not None and retraction.fixed
 
     @cached_property
     def needs_totals(self) -> bool:

@@ -24,11 +24,9 @@ class Plan:
 
     Args:
         addressable: whether kernels can reach the members.
-        counts: whether the host counts steps.
         capturable: whether steps may be captured in a CUDA graph.
 
     Attributes:
-        labels: the label of each row; "" for a tensor that is only rescaled.
         backend: the module that steps it.
         rounding_seed: the seed of stochastic rounding, or None.
         rescales: whether any member is rescaled.
@@ -36,13 +34,12 @@ class Plan:
         statistics: the statistics of the last step, or None.
     """
 
-    def __init__(
-        self, options: StepOptions, members: Sequence[Member], *, addressable: bool, counts: bool, capturable: bool
-    ):
-        self.members, self.addressable, self._counts = members, addressable, counts
+    def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool, capturable: bool):
+        self.members, self.addressable = members, addressable
         self.rescales = any(member.is_rescaled for member in members)
-        self.labels = [label for member in members for label in member.labels]
         columns = _columns(options, members)
+        # the host counts steps, unless the device does
+        self._counts = options.rule.counts_steps and "step" not in columns
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
         self.table = Table(columns, rows)
         if addressable:
@@ -50,7 +47,7 @@ class Plan:
             self.table.accept_gradients(columns["grad"])
         self.table.capturable = capturable
         self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
-        if counts:
+        if self._counts:
             # the state shares memory with the array that a step increments
             for member, count in zip(members, torch.from_numpy(self.table.steps).unbind(), strict=True):
                 member.entries["step"] = count
@@ -83,8 +80,8 @@ class Plan:
 
     def stepped_labels(self) -> list[str]:
         """Returns the label of each row; "" if it has no gradient in the last or next step."""
-        stepped = self.table.stepped.tolist()
-        return [label if one else "" for label, one in zip(self.labels, stepped, strict=True)]
+        labels = [label for member in self.members for label in member.labels]
+        return [label if one else "" for label, one in zip(labels, self.table.stepped.tolist(), strict=True)]
 
     def count(self) -> None:
         """Counts a step of the parameters that had a gradient, if the host counts steps."""
@@ -114,11 +111,9 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
     return columns
 
 
-def plans_of(options: StepOptions, members: Sequence[Member], *, counts: bool, capturable: bool) -> list[Plan]:
+def plans_of(options: StepOptions, members: Sequence[Member], *, capturable: bool) -> list[Plan]:
     """Returns one plan for each kind of members. `Plan` describes the arguments."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)
-    return [
-        Plan(options, own, addressable=kind[-1], counts=counts, capturable=capturable) for kind, own in kinds.items()
-    ]
+    return [Plan(options, own, addressable=kind[-1], capturable=capturable) for kind, own in kinds.items()]

@@ -57,9 +57,8 @@ class Plans:
         check_gradients(options, groups)
         members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._targets)
         self._fits_any_gradients = check_members(members)
-        counts = options.rule.counts_steps and not options.counts_on_device(groups)
         capturable = any(group["capturable"] for group in groups)
-        self.plans = plans_of(options, members, counts=counts, capturable=capturable)
+        self.plans = plans_of(options, members, capturable=capturable)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
 
         # in the order of the plans

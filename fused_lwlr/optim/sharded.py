@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Factors, Gate, Hyper, Retraction, Scale
 from fused_lwlr.kernels.step_arguments import SQ_SUM, update_sq_sum
-from fused_lwlr.kernels.tensors import upload, uploaded
+from fused_lwlr.kernels.tensors import joined, upload, uploaded
 from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
@@ -36,8 +36,8 @@ class Sharded:
         self._counts = [len(plan.table.rows) for plan in plans]
         # uploaded once: an upload in every step would wait for the device
         self._device = plans[0].device
-        self._counts_for_max_norm = torch.cat([plan.counts_for_max_norm.to(self._device) for plan in plans])
-        self._scaled = torch.cat([plan.scaled.to(self._device) for plan in plans])
+        self._counts_for_max_norm = joined([plan.counts_for_max_norm for plan in plans])
+        self._scaled = joined([plan.scaled for plan in plans])
         self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
 
     def decide(
@@ -47,7 +47,7 @@ class Sharded:
 
         One all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
         """
-        self._stepped = torch.cat([plan.stepped().to(self._device) for plan in self._plans])
+        self._stepped = joined([plan.stepped() for plan in self._plans])
         gates = gates_on(self._plans, loss_scale)
         clips = options.clip_global_norm is not None
         direction = scale is not None and scale.target == "direction"
@@ -77,8 +77,7 @@ class Sharded:
             known["dot"] = sums[:, 6]
         controlled = scale.retraction
         if controlled is not None and controlled.fixed:
-            radii = [plan.table.radii().to(self._device) for plan in self._plans]
-            known["weight_norm"] = torch.cat(radii).double()
+            known["weight_norm"] = joined([plan.table.radii() for plan in self._plans]).double()
         rows = torch.from_numpy(np.concatenate([plan.table.hyper_row for plan in self._plans]))
         of_row = uploaded(rows, self._device)
         known["lr"] = lr = _numbers([h.lr for h in hyper], grad_norm)[of_row] * self._multiplier
@@ -107,9 +106,8 @@ class Sharded:
             plan.backend.step(options.rule, plan.table, hyper, norms, gate, write=False)
             for plan, gate in zip(self._plans, gates, strict=True)
         ]
-        sums = torch.cat([values.to(found[0].device) for values in found])
         kept = self._stepped | self._counts_for_max_norm
-        return self._completion.sum(torch.where(kept[:, None], sums, 0.0))
+        return self._completion.sum(torch.where(kept[:, None], joined(found), 0.0))
 
 
 def sharded_of(plans: Sequence[Plan]) -> Sharded | None:

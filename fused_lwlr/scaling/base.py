@@ -1,19 +1,6 @@
 """The base class of scalings: a formula over statistics of a layer, a target of its factor, and a selector of layers.
 
-A new scaling only needs a new class:
-
-    @dataclass(frozen=True)
-    class Fixed(Scaling):
-        length: float
-        targets = ("gradient",)
-
-        @staticmethod
-        def formula(norm, length):
-            return where(norm > 0, length / where(norm > 0, norm, 1.0), 1.0)
-
-The formula is written once, in operators and in `where`, `minimum`, `maximum` and `sqrt` of
-`fused_lwlr.kernels.formula`: the reference runs it, and Triton compiles the same source into the step. It takes its
-arguments by their names.
+docs/adding-a-scaling.md shows how to write one.
 """
 
 import math
@@ -21,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import chain
 from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -58,8 +45,6 @@ class Scaling:
         bias_correction: whether the rule corrects its moments for their start at 0.
         measures: whether a step measures the norms of the gradients; False if the factors only depend on the
             norms of the weights before the step.
-        retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then this norm, and
-            the factor acts on the direction.
 
     Raises:
         ValueError: `select` is neither a name, names and patterns, nor a predicate.
@@ -72,7 +57,6 @@ class Scaling:
     # not annotated: a field of a subclass would have its place before the subclass's other fields
     bias_correction = True
     measures: ClassVar[bool] = True
-    retract: ClassVar[Literal["none", "sphere"]] = "none"
 
     def __init_subclass__(cls) -> None:
         if "__repr__" not in vars(cls):
@@ -88,7 +72,7 @@ class Scaling:
     def target(self, rule: Rule) -> ScaleTarget:
         """Returns the target of the factor with a rule: the first of `targets` that the rule has.
 
-        With an adaptive rule, for which the length of the gradient does not matter, or with spheres, it is the
+        With an adaptive rule, for which the length of the gradient does not matter, or with a retraction, it is the
         direction if the scaling allows it.
 
         Args:
@@ -97,7 +81,7 @@ class Scaling:
         Raises:
             ValueError: the rule has none of them.
         """
-        if (rule.adaptive or self.retract == "sphere") and "direction" in self.targets:
+        if (rule.adaptive or self.retraction is not None) and "direction" in self.targets:
             return "direction"
         for target in self.targets:
             if target in rule.scale_targets:
@@ -116,7 +100,7 @@ class Scaling:
         cls: Any = type(self)
         formula, target, name = cls.formula, self.target(rule), cls.__name__
         arguments = check_formula(formula, f"{name}.formula")
-        numbers = [each.name for each in fields(cls) if each.name not in ("select", "retract", "bias_correction")]
+        numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
         own = [each for each in numbers if each in arguments]
         for each in numbers:
             if each in (*FORMULA_STATISTICS, *OF_DIRECTION):
@@ -148,21 +132,13 @@ class Scaling:
                 f"{type(self).__name__}({name}={value!r:.80}) must be a number: its formula takes it"
             ) from None
 
-    def depends_on_lr(self, rule: Rule) -> bool:
-        """Returns whether the factor may depend on lr: by its name, or since the direction holds it.
-
-        The direction holds lr if lr is in the momentum buffer.
-
-        Args:
-            rule: the update rule of an optimizer.
-        """
-        scale = self.scale(rule)
-        return scale is not None and (scale.target == "direction" or "lr" in scale.arguments)
-
     @property
     def retraction(self) -> Retraction | None:
-        """The control of norms after the step, or None."""
-        return Retraction() if self.retract == "sphere" else None
+        """The control of norms after the step, or None.
+
+        With one that is `fixed` each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then this norm.
+        """
+        return None
 
     def selects(self, name: str | None, param: Tensor) -> bool:
         """Returns whether this acts on a parameter.

@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
 from fused_lwlr.scaling.base import Scaling, require
 
@@ -45,7 +46,7 @@ class ELR(Scaling):
 
     goal: float
     eps: float = 1e-5
-    retract: Literal["none", "sphere"] = field(default="none", kw_only=True)  # type: ignore[misc]
+    retract: Literal["none", "sphere"] = field(default="none", kw_only=True)
 
     targets = ("gradient", "direction")
 
@@ -54,6 +55,11 @@ class ELR(Scaling):
         if self.retract not in ("none", "sphere"):
             raise ValueError(f"ELR(retract={self.retract!r}): it must be 'none' or 'sphere'")
         super().__post_init__()
+
+    @property
+    def retraction(self) -> Retraction | None:
+        """The control of norms after the step, or None."""
+        return Retraction() if self.retract == "sphere" else None
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, goal: Tensor, eps: Tensor) -> Tensor:

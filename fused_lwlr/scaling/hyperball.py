@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
 from fused_lwlr.scaling.base import Scaling
 
@@ -31,7 +32,11 @@ class Hyperball(Scaling):
     """
 
     targets = ("direction",)
-    retract = "sphere"
+
+    @property
+    def retraction(self) -> Retraction:
+        """The control of norms after the step."""
+        return Retraction()
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
 
-NO_GATE = Gate()
 RHO_IS_KNOWN = Retraction(fixed=False)
 
 
@@ -57,7 +56,7 @@ def prepare(
     device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, lambda: sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
+        return _queued(table, device_table, rule, numbers, scale, gate or Gate(), write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
     items = device_table.items_of(
@@ -171,13 +170,13 @@ def queue_items(
     """
 
     def make() -> np.ndarray:
-        sizes, segments = sizes_of(table.buffer.device), 2 * np.arange(table.rows)
-        if updates:
+        sizes, segments = sizes_of(table.buffer.device), 2 * np.arange(table.rows) + updates
+        if norms and updates:
             # norms read only the gradient, or, for a direction, all columns except the average
             itemsizes, numel = table.itemsizes, table.active_numel
             itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
             counts = -(-numel // sizes.queue_tile)
-            segments = work.schedule(itemsize * numel, counts, sizes.window, programs, measured=norms)
+            segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
         active = segments[table.active[segments >> 1]]
         return work.item_list(active, table.numel, sizes.queue_tile)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *, measured: bool) -> np.ndarray:
+def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int) -> np.ndarray:
     """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
     Rows are put into groups, in their order. The norms of the next group come between the norms of a group and its
@@ -15,10 +15,7 @@ def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *
         read: bytes of each row that its norms read.
         counts: items of each row.
         programs: number of programs that run at once.
-        measured: whether norms are needed at all.
     """
-    if not measured:
-        return 2 * np.arange(len(read)) + 1
     segments: list[int] = []
     before: list[int] = []
     group: list[int] = []

@@ -79,6 +79,12 @@ def check(sides):
     assert all(param.grad is None for param in other.parameters())
 
 
+def holds_lr(scaling):
+    """Whether the factor depends on lr in the momentum buffer, so that SGD refuses the scaling."""
+    scale = scaling.scale(fused_lwlr.SGD.rule)
+    return scale is not None and (scale.target == "direction" or "lr" in scale.arguments)
+
+
 ROWS = [
     (name, backend, scaling, dtype)
     for name in RULES
@@ -86,7 +92,7 @@ ROWS = [
     for scaling in (None, *(SCALINGS if backend == "torch" else KINDS))
     for dtype in DTYPES
     if not (backend == "triton" and (dtype == torch.float64 or (dtype == torch.bfloat16 and scaling is not None)))
-    and not (name == "lr in momentum" and scaling is not None and scaling.depends_on_lr(fused_lwlr.SGD.rule))
+    and not (name == "lr in momentum" and scaling is not None and holds_lr(scaling))
     and not (name == "lion" and dtype != torch.float32)
 ]
 

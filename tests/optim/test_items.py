@@ -21,7 +21,7 @@ WINDOW = 16 << 20
 def items_of(numel, itemsize, measured=True, tile=4096, window=WINDOW, programs=8):
     numel = np.array(numel, dtype=np.int64)
     counts = -(-numel // tile)
-    segments = work.schedule(numel * itemsize, counts, window, programs, measured=measured)
+    segments = work.schedule(numel * itemsize, counts, window, programs) if measured else 2 * np.arange(len(numel)) + 1
     items = work.item_list(segments, numel, tile)
     assert items.dtype == np.int32
     # nothing wrapped around
