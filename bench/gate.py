@@ -60,7 +60,7 @@ def _statistics_error(found: Tensor, weights: list[Tensor], grads: list[Tensor])
     pairs = zip(grads, weights, strict=True)
     expected = torch.stack([torch.stack([g.abs().sum(), g.norm(), g.abs().max(), w.norm()]) for g, w in pairs])
     ours = found.shape[-1] == 6
-    found = torch.stack((found[:, 0], found[:, 1].sqrt(), found[:, 2], found[:, 3].sqrt()), dim=1) if ours else found.T
+    found = torch.stack((found[:, 0], found[:, 1].sqrt(), found[:, 4], found[:, 3].sqrt()), dim=1) if ours else found.T
     return float(((found.double() - expected) / expected).abs().max())
 
 

@@ -58,8 +58,8 @@ class LayerStatistics(Columns):
     Attributes:
         names: the names of the layers.
         numel: the number of elements of each layer.
-        values: float64 of shape [layers, 6]. The columns are Σ|g|, Σg², max|g|, Σw², Σg·w and the number of
-            non-finite elements of g.
+        values: float64 of shape [layers, 6]. The columns are Σ|g|, Σg², the number of non-finite elements of g,
+            Σw², max|g| and Σg·w.
     """
 
     names: tuple[str, ...]

@@ -13,7 +13,7 @@ from fused_lwlr.kernels.tensors import joined
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 
-STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
+STEP_STATISTICS = (*STATISTICS[:4], "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
 
 For a factor of the direction, Σw² is computed from the exact weights."""
@@ -24,9 +24,8 @@ FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", 
 OF_DIRECTION = ("direction_norm", "dot")
 """Arguments that only a formula whose target is the direction may name."""
 
-
-SQ_SUM, NONFINITE, WEIGHT_SQ_SUM = (STATISTICS.index(name) for name in ("sq_sum", "nonfinite", "weight_sq_sum"))
-"""Columns of `STATISTICS` that the totals of a `Gate` are read by."""
+ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE_SQ_SUM = range(8)
+"""Indices of `RETRACTION_STATISTICS`. The first four are those of `STATISTICS` too."""
 
 
 class Retraction(NamedTuple):
@@ -46,12 +45,12 @@ class Retraction(NamedTuple):
     fixed: bool = True
 
     def rho(self, radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
-        """Returns ρ, see `retraction`."""
+        """Returns ρ, see `rho_of`."""
         outward, inward = (rate.new_full((), part) for part in (self.outward, self.inward))
-        return retraction(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
+        return rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
 
 
-def retraction(
+def rho_of(
     radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor, outward: Tensor,
     inward: Tensor,
 ) -> Tensor:  # fmt: skip
@@ -127,10 +126,10 @@ class Factors(NamedTuple):
 
 
 def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor] | None = None) -> Tensor:
-    """Returns the totals of a `Gate`: the sums of statistics over all rows, float64 [6].
+    """Returns the totals of a `Gate`: the sums of statistics over all rows, float64 [columns].
 
     Args:
-        statistics: for each table, float64 [rows, 6], in the order of `STATISTICS`.
+        statistics: for each table, float64 [rows, columns], in the order of `STATISTICS`, or of a step.
         counts_for_max_norm: for each table, whether Σw² of each row counts, bool [rows]; None if weights are not
             rescaled.
     """
@@ -145,8 +144,8 @@ class Gate(NamedTuple):
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
-        totals: sums over the rows of all tables, float64 [6], in the order of `STATISTICS`, with the largest Σw² in
-            place of the sum if weights are rescaled. None if no option needs them.
+        totals: sums over the rows of all tables, float64, in the order of the first four `STATISTICS`, with the
+            largest Σw² in place of the sum if weights are rescaled. None if no option needs them.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
         skip: whether one non-finite gradient element prevents all writes.
         grad_scale: float32 of one element, the loss scale: gradients are divided by it

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fused_lwlr.kernels.tensors import form_check, real
 
-STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
-"""Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
+STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot")
+"""Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 SMALL = 1 << 42

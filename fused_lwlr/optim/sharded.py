@@ -8,8 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Factors, Gate, Hyper, Retraction, Scale
-from fused_lwlr.kernels.step_arguments import SQ_SUM, update_sq_sum
+from fused_lwlr.kernels import STEP_STATISTICS, Factors, Gate, Hyper, Retraction, Scale, totals_of
+from fused_lwlr.kernels.step_arguments import (
+    ABS_SUM,
+    DIRECTION_SQ_SUM,
+    DOT,
+    FACTOR,
+    NONFINITE,
+    SQ_SUM,
+    UPDATE_SQ_SUM,
+    WEIGHT_SQ_SUM,
+    update_sq_sum,
+)
 from fused_lwlr.kernels.tensors import joined, upload, uploaded
 from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
@@ -53,28 +63,30 @@ class Sharded:
         direction = scale is not None and scale.target == "direction"
         twice = direction and clips
         sums = self._measure(options, hyper, DIRECTION if direction and not twice else GRADIENT, gates)
-        largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
-        # in the order of `STATISTICS`
-        unused = torch.zeros_like(largest)
-        totals = torch.stack((unused, sums[:, 1].sum(), unused, largest, unused, sums[:, 2].sum()))
-        gates, report = gates_of(options, self._plans, gates, totals, list(sums[:, 2].split(self._counts)))
+        totals = totals_of([sums], [self._counts_for_max_norm])
+        gates, report = gates_of(options, self._plans, gates, totals, sums[:, NONFINITE].split(self._counts))
         if options.balances:
-            return list(map(Decision, balanced(self._plans, sums[:, 3].split(self._counts)), gates)), report
+            return list(map(Decision, balanced(self._plans, sums[:, WEIGHT_SQ_SUM].split(self._counts)), gates)), report
         if scale is None:
             return [Decision(gate=gate) for gate in gates], report
         scaled = self._scaled & self._stepped
-        clip = (options.max_norm / (totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(largest)
+        clip = (
+            (options.max_norm / (totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0)
+            if clips
+            else torch.ones_like(totals[SQ_SUM])
+        )
         if twice:
-            sums = torch.cat((sums[:, :3], self._measure(options, hyper, DIRECTION, gates)[:, 3:]), dim=1)
-        grad_norm = sums[:, 1].sqrt() * clip
+            again = self._measure(options, hyper, DIRECTION, gates)
+            sums = torch.cat((sums[:, :WEIGHT_SQ_SUM], again[:, WEIGHT_SQ_SUM:]), dim=1)
+        grad_norm = sums[:, SQ_SUM].sqrt() * clip
         known = {
-            "norm": sums[:, 5].sqrt() if direction else grad_norm,
-            "weight_norm": sums[:, 3].sqrt(),
+            "norm": grad_norm,
+            "weight_norm": sums[:, WEIGHT_SQ_SUM].sqrt(),
             "grad_norm": grad_norm,
-            "grad_abs_sum": sums[:, 0] * clip,
+            "grad_abs_sum": sums[:, ABS_SUM] * clip,
         }
         if direction:
-            known["dot"] = sums[:, 6]
+            known |= {"norm": sums[:, DIRECTION_SQ_SUM].sqrt(), "dot": sums[:, DOT]}
         controlled = scale.retraction
         if controlled is not None and controlled.fixed:
             known["weight_norm"] = joined([plan.table.radii() for plan in self._plans]).double()
@@ -82,18 +94,19 @@ class Sharded:
         of_row = uploaded(rows, self._device)
         known["lr"] = lr = _numbers([h.lr for h in hyper], grad_norm)[of_row] * self._multiplier
         known["weight_decay"] = _numbers([h.decay for h in hyper], grad_norm)[of_row]
-        sums[:, 4] = torch.where(scaled, scale.factor(known), 1.0)
+        sums[:, FACTOR] = torch.where(scaled, scale.factor(known), 1.0)
         rhos: Sequence[Tensor | None] = [None] * len(self._plans)
         if controlled is not None:
-            moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
+            moments = sums[:, WEIGHT_SQ_SUM], sums[:, DOT], sums[:, DIRECTION_SQ_SUM]
+            rate = lr * sums[:, FACTOR]
             rho = controlled.rho(torch.where(scaled, known["weight_norm"], 0.0), *moments, rate)
-            sums[:, 7] = update_sq_sum(rho, *moments, rate)
+            sums[:, UPDATE_SQ_SUM] = update_sq_sum(rho, *moments, rate)
             rhos = rho.split(self._counts)
         else:
-            sums = sums[:, :5]
+            sums = sums[:, : len(STEP_STATISTICS)]
         found = [
             Factors(values.to(plan.device), scale.target, None if own is None else own.to(plan.device))
-            for plan, values, own in zip(self._plans, sums[:, 4].split(self._counts), rhos, strict=True)
+            for plan, values, own in zip(self._plans, sums[:, FACTOR].split(self._counts), rhos, strict=True)
         ]
         return list(map(Decision, found, gates, sums.split(self._counts))), report
 

@@ -36,7 +36,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
             g = g * inverse
         sums = (g.abs(), g.square(), w.square(), g * w if weight else w, ~g.isfinite())
         abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
-        values.copy_(torch.stack((abs_sum, sq_sum, g.abs().amax().to(dtype), weight_sq_sum, dot, nonfinite)))
+        values.copy_(torch.stack((abs_sum, sq_sum, nonfinite, weight_sq_sum, g.abs().amax().to(dtype), dot)))
     return out
 
 

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, retraction, update_sq_sum
+from fused_lwlr.kernels import step_arguments
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, update_sq_sum
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.numbers import weight_decay_of
@@ -18,7 +19,7 @@ GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
 """Arguments of a formula that are summed only for this formula, and the first of its numbers."""
-rho_of, moved_sq_sum = compiled(retraction), compiled(update_sq_sum)
+rho_of, moved_sq_sum = compiled(step_arguments.rho_of), compiled(update_sq_sum)
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
 

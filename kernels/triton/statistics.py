@@ -46,12 +46,12 @@ def _add_block(
     return (
         sums[0] + fold(magnitude, FULL),
         sums[1] + fold(g * g, FULL),
-        tl.maximum(sums[2], largest),
-        sums[3] + fold(w * w, FULL),
-        # without a weight, 0 · g would be NaN where g is infinite, and take registers
-        sums[4] if DTYPES[0] is None else sums[4] + fold(g * w, FULL),
         # false for NaN as well as for infinity
-        sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
+        sums[2] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
+        sums[3] + fold(w * w, FULL),
+        tl.maximum(sums[4], largest),
+        # without a weight, 0 · g would be NaN where g is infinite, and take registers
+        sums[5] if DTYPES[0] is None else sums[5] + fold(g * w, FULL),
     )
 
 
@@ -125,9 +125,9 @@ def statistics_kernel(
             total = reduce_slots(partials, first, count, SLOTS)
             tl.store(results + 6 * row, total)
             for i in tl.static_range(1, 6):
-                value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 2)
+                value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 4)
                 # the maximum skips NaN, the sum does not
-                tl.store(results + 6 * row + i, tl.where(total == total, value, total) if i == 2 else value)
+                tl.store(results + 6 * row + i, tl.where(total == total, value, total) if i == 4 else value)
         tile += tl.num_programs(0)
 
 
