@@ -19,6 +19,9 @@ from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entr
 from fused_lwlr.kernels.triton.work import tile_list
 
 COLUMNS = ("param", "grad")
+ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
+"""The statistics in the order in which a block adds to them: with the order of `STATISTICS` it takes more registers."""
+PLACES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 
 @triton.jit
@@ -27,7 +30,7 @@ def _add_block(
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
     numbers,  # (1 / grad_scale,)
-    sums,  # accumulators in the order of `STATISTICS`
+    sums,  # see ACCUMULATORS
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,
     DECAY: tl.constexpr,
@@ -46,12 +49,12 @@ def _add_block(
     return (
         sums[0] + fold(magnitude, FULL),
         sums[1] + fold(g * g, FULL),
-        # false for NaN as well as for infinity
-        sums[2] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
+        tl.maximum(sums[2], largest),
         sums[3] + fold(w * w, FULL),
-        tl.maximum(sums[4], largest),
         # without a weight, 0 · g would be NaN where g is infinite, and take registers
-        sums[5] if DTYPES[0] is None else sums[5] + fold(g * w, FULL),
+        sums[4] if DTYPES[0] is None else sums[4] + fold(g * w, FULL),
+        # false for NaN as well as for infinity
+        sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
 
 
@@ -82,7 +85,7 @@ def statistics_kernel(
     items,  # int32 [item_count, 2]: row, and number of the tile in it
     item_count,
     rows,
-    partials,  # float32 [6, item_count], in the order of `STATISTICS`
+    partials,  # float32 [6, item_count], see ACCUMULATORS
     arrivals,  # int32 [rows]: tiles done of each row
     results,  # float64 [rows, 6], in the order of `STATISTICS`
     grad_scale,  # float32, see `Gate`; or None
@@ -125,9 +128,9 @@ def statistics_kernel(
             total = reduce_slots(partials, first, count, SLOTS)
             tl.store(results + 6 * row, total)
             for i in tl.static_range(1, 6):
-                value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 4)
+                value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 2)
                 # the maximum skips NaN, the sum does not
-                tl.store(results + 6 * row + i, tl.where(total == total, value, total) if i == 4 else value)
+                tl.store(results + 6 * row + PLACES[i], tl.where(total == total, value, total) if i == 2 else value)
         tile += tl.num_programs(0)
 
 

@@ -117,12 +117,12 @@ def _add_six(a, b, c, d, e, f, g, h, i, j, k, m):
 
 @triton.jit
 def _add_five_and_maximum(a, b, c, d, e, f, g, h, i, j, k, m):
-    return a + g, b + h, c + i, d + j, tl.maximum(e, k), f + m
+    return a + g, b + h, tl.maximum(c, i), d + j, e + k, f + m
 
 
 @triton.jit
 def total(sums, MAXIMUM: tl.constexpr):
-    """Totals of 1, 4 or 6 accumulators; with MAXIMUM the fifth of 6 is one. One reduction has the barriers of one."""
+    """Totals of 1, 4 or 6 accumulators; with MAXIMUM the third of 6 is one. One reduction has the barriers of one."""
     if len(sums) == 1:
         return tl.reduce(sums, 0, _add)
     elif len(sums) == 4:
@@ -173,6 +173,6 @@ def visit(
         others = total(rest, MAXIMUM)
         both = ()
         for i in tl.static_range(SUMS):
-            both += (tl.maximum(totals[i], others[i]) if MAXIMUM and i == 4 else totals[i] + others[i],)  # type: ignore[assignment]
+            both += (tl.maximum(totals[i], others[i]) if MAXIMUM and i == 2 else totals[i] + others[i],)  # type: ignore[assignment]
         totals = both
     return totals
