@@ -10,7 +10,9 @@ are random and on the device, so that no loader is involved; the last rows load 
 
 import itertools
 import json
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +28,7 @@ from bench.pictures import make
 from bench.rows import command, table, write
 from fused_lwlr import ELR, SGD, AdamW
 from fused_lwlr.data import Splits, open_data
-from fused_lwlr.runs.provenance import provenance
-from fused_lwlr.training.environment import device_name
+from fused_lwlr.training.environment import device_name, environment
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
@@ -158,7 +159,8 @@ def main() -> None:
         print("Not measured: there is no GPU here. --cpu measures two small models.")
         return
     device = torch.device(SIZES[name].options["device"])
-    about = {**provenance({}, seed=0), "device": device_name(device), "quick": name == "quick"}
+    own = {"command": shlex.join(sys.orig_argv), "device": device_name(device), "quick": name == "quick"}
+    about = {**environment(), **own}
     rows = []
     for row in measure(SIZES[name]):
         write(row)
@@ -166,7 +168,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"training-{'-'.join(about['device'].lower().split())}.json"
     path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    lines = ["# Training", "", *(f"- {key}: {value}" for key, value in about.items() if key != "config"), ""]
+    lines = ["# Training", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
     path.with_suffix(".md").write_text("\n".join((*lines, *table(HEAD, map(cells, rows)), "")), encoding="utf-8")
     share(rows, path.with_suffix(".png"))
     print(f"Wrote {path}, its report and its figure.")

@@ -29,10 +29,10 @@ def entry_names(options: StepOptions, group: dict[str, Any], param: Tensor) -> t
 def state_of(
     options: StepOptions, group: dict[str, Any], param: Tensor, label: str, state: Mapping[str, Any], on_device: bool
 ) -> tuple[dict[str, Tensor], float]:
-    """Returns the entries of the state with which a parameter is stepped next, and the steps of the host.
+    """Returns the entries of the state with which a parameter is stepped next, without radii, and its step count.
 
-    Entries are without radii. The steps are the number of steps taken if the host counts them, and 1 if the device
-    does; of a rule without step counts 0 before the first step and 1 after it. Nothing is stored yet.
+    The count is the number of steps taken. Two cases have other numbers: 1 where the device counts steps, and for a
+    rule without step counts 0 before the first step and 1 after it. Nothing is stored yet.
 
     Raises:
         ValueError: an entry that does not fit the parameter.

@@ -1,6 +1,5 @@
 """Run the missing jobs of a study in a pool of processes; each result is stored immediately."""
 
-import math
 import multiprocessing
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fused_lwlr.files import finite
 from fused_lwlr.papers.framework import Job, Study
 from fused_lwlr.papers.store import Store, frame, write
 from fused_lwlr.training.processes import pick_device
@@ -136,15 +136,6 @@ def _work(job: Job, path: Path, environment: dict[str, Any]) -> Failure:
     except Exception as error:
         return f"{type(error).__name__}: {error}", traceback.format_exc()
     return None
-
-
-def finite(values: Any) -> Any:
-    """The same, with None for floats that are not finite, which JSON cannot express."""
-    if isinstance(values, dict):
-        return {key: finite(value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _prepare() -> None:

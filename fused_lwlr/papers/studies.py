@@ -3,37 +3,14 @@
 import importlib
 from typing import Any
 
-STUDIES = {
-    "demo": "demo.STUDY",
-    "lwlr-fashion": "lwlr_fashion.STUDY",
-    "lwlr-glyphs": "lwlr_fashion.GLYPHS",
-    "lwlr-methods": "lwlr_methods.STUDY",
-    "lwlr-networks": "lwlr_networks.STUDY",
-    "lwlr-decay": "lwlr_decay.STUDY",
-    "lwlr-width": "lwlr_width.STUDY",
-    "lwlr-adam": "lwlr_adam.STUDY",
-    "lwlr-vs-single": "lwlr_vs_single.STUDY",
-    "large-batch": "large_batch.STUDY",
-    "methods": "methods.STUDY",
-    "lwlr-T": "lwlr_t.STUDY",
-    "elr-spread": "elr_spread.STUDY",
-    "elr-warmup": "elr_warmup.STUDY",
-    "elr-constrained": "elr_constrained.STUDY",
-    "elr-fashion": "elr_fashion.STUDY",
-    "elr-deep": "elr_fashion.DEEP",
-    "elr-fit": "elr_fit.STUDY",
-    "elr-simulation": "elr_simulation.STUDY",
-    "elr-language": "elr_language.STUDY",
-    "elr-translation": "elr_translation.STUDY",
-    "gradinit": "gradinit.STUDY",
-    "gradinit-variants": "gradinit_variants.STUDY",
-    "gradinit-language": "gradinit_language.STUDY",
-    "lwlr-language": "lwlr_language.STUDY",
-    "balance": "balance.STUDY",
-    "balance-variants": "balance_variants.STUDY",
-    "balanced-lr": "balanced_lr.STUDY",
-}
-"""Names of studies, and where they are."""
+STUDIES = (
+    "demo", "lwlr-fashion", "lwlr-glyphs", "lwlr-methods", "lwlr-networks", "lwlr-decay", "lwlr-width", "lwlr-adam",
+    "lwlr-vs-single", "large-batch", "methods", "lwlr-T", "elr-spread", "elr-warmup", "elr-constrained", "elr-fashion",
+    "elr-deep", "elr-fit", "elr-simulation", "elr-language", "elr-translation", "gradinit", "gradinit-variants",
+    "gradinit-language", "lwlr-language", "balance", "balance-variants", "balanced-lr",
+)  # fmt: skip
+"""Names of studies. Each is `STUDY` of the module with its name, except for some."""
+ELSEWHERE = {"lwlr-glyphs": ("lwlr_fashion", "GLYPHS"), "elr-deep": ("elr_fashion", "DEEP")}
 
 
 def find(name: str) -> Any:
@@ -44,5 +21,5 @@ def find(name: str) -> Any:
     """
     if name not in STUDIES:
         raise ValueError(f"there is no study {name!r}: choose from {', '.join(STUDIES)}")
-    module, attribute = STUDIES[name].split(".")
+    module, attribute = ELSEWHERE.get(name, (name.lower().replace("-", "_"), "STUDY"))
     return getattr(importlib.import_module(f"fused_lwlr.papers.{module}"), attribute)

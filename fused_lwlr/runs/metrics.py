@@ -1,7 +1,6 @@
 """Measurements of a run, as lines of JSON: each step once, for any number of interruptions."""
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr import files
+from fused_lwlr.files import finite
 from fused_lwlr.training.collectives import from_first, is_first
 from fused_lwlr.training.records import Interval, LayerValues, Record, Validation, perplexity
 
@@ -85,14 +85,14 @@ def plain(record: Record) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"kind": record.kind}
     for field in fields(record):
-        found[field.name] = _finite(getattr(record, field.name))
+        found[field.name] = finite(getattr(record, field.name))
         if field.name == "count" and isinstance(record, (Interval, Validation)):
             found[record.unit] = found.pop("count")
             if isinstance(record, Interval):
-                found[f"{record.unit}_per_second"] = _finite(record.per_second)
+                found[f"{record.unit}_per_second"] = finite(record.per_second)
     if found.pop("unit", None) == "tokens" and isinstance(record, Validation):
         del found["top1"], found["top5"]
-        found["perplexity"] = _finite(perplexity(record.loss))
+        found["perplexity"] = finite(perplexity(record.loss))
     return found
 
 
@@ -135,9 +135,3 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
 
 def _key(content: dict[str, Any]) -> tuple[Any, ...]:
     return content["kind"], content["step"], content.get("weights")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -33,7 +33,8 @@ def record_start(
     devices = gathered(device_name(device))
 
     def record() -> dict[str, Any]:
-        entry = {**provenance(config, seed=seed), "devices": devices, "world_size": world_size(), **facts}
+        own = {"command": shlex.join(sys.orig_argv), "config": json_values(config), "seed": seed}
+        entry = {**environment(), **own, "devices": devices, "world_size": world_size(), **facts}
         Path(folder).mkdir(parents=True, exist_ok=True)
         _write(folder, [*read_starts(folder), entry])
         return entry
@@ -90,16 +91,6 @@ def code_changes(folder: str | Path) -> list[str]:
         for start in [{}, *read_starts(folder)][-2:]
     )
     return difference(before, now)
-
-
-def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """An entry of `run.json`: `environment`, the command, the configuration and the seed, as values of JSON."""
-    return {
-        **environment(),
-        "command": shlex.join(sys.orig_argv),
-        "config": json_values(config),
-        "seed": seed,
-    }
 
 
 def _write(folder: str | Path, starts: list[dict[str, Any]]) -> None:

@@ -24,7 +24,7 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
     """Scale the weights for the first step of the optimizer (GradInit, Algorithm 1), the same in every process.
 
     Args:
-        batches: `gradinit_batches` of them; the same in every process, since GradInit's second derivatives are not
+        batches: three for each step; the same in every process, since GradInit's second derivatives are not
             averages over processes.
     """
     gradinit_(
@@ -39,11 +39,6 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         progress=progress and world.first,
     )
     world.broadcast(model, params=True)
-
-
-def gradinit_batches(recipe: Recipe) -> int:
-    """Number of batches for GradInit: two for the constraint and one for the objective in each step."""
-    return 3 * recipe.gradinit_steps
 
 
 def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:

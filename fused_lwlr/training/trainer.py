@@ -26,7 +26,7 @@ from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
 from fused_lwlr.training.passes import Passes
-from fused_lwlr.training.prepare import calibrated, excluded, gradinit, gradinit_batches, rates_of_file
+from fused_lwlr.training.prepare import calibrated, excluded, gradinit, rates_of_file
 from fused_lwlr.training.processes import World, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
@@ -106,7 +106,8 @@ class Trainer:
         invariant = self._scale_invariant()
         load_weights(recipe.weights, self.model)
         if recipe.init == "gradinit":
-            passes = self.passes.minibatches(gradinit_batches(recipe), alone=True)
+            # in each step two for the constraint and one for the objective
+            passes = self.passes.minibatches(3 * recipe.gradinit_steps, alone=True)
             gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
         left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
         called = wrap(self.model, recipe, self.world)

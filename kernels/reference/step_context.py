@@ -10,6 +10,9 @@ from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
 from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
 from fused_lwlr.kernels.step_arguments import (
+    ABS_SUM,
+    DIRECTION_SQ_SUM,
+    FACTOR,
     NONFINITE,
     RETRACTION_STATISTICS,
     SQ_SUM,
@@ -29,6 +32,10 @@ Factor = float | Tensor
 
 class StepContext:
     """Computes the factors of each row of a step, moves weights, and stores results.
+
+    For each row, `step` calls the methods in this order: `begin`, `gradient` (it measures the row if the factor acts on
+    the gradient), `own` for each state, `weight`, `decayed`, `move` (it measures the row if the factor acts on the
+    direction), `store` for each result, `average`; and `count` after the last row.
 
     `statistics` is the result of `step`. `lr`, with the multiplier, and `weight_decay` are of the current row.
     """
@@ -108,9 +115,9 @@ class StepContext:
             values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
             self.statistics[self._index, :4] = values
             # an assignment of a number to one element would wait for a GPU
-            self.statistics[self._index, 4].fill_(1.0)
+            self.statistics[self._index, FACTOR].fill_(1.0)
             if self.target != "direction":
-                self._factor = self._measure(values[1].sqrt() * self._clip)
+                self._factor = self._measure(values[SQ_SUM].sqrt() * self._clip)
         if not isinstance(self._clip, float):
             g = g * self._clip.to(g.dtype)
         return g * self._factor if self.target == "gradient" else g
@@ -149,7 +156,7 @@ class StepContext:
         if isinstance(self._scale, Factors):
             return self._factor
         sq_sum = direction.square().sum(dtype=self._sums)
-        self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
+        self.statistics[self._index, WEIGHT_SQ_SUM] = self._weight.square().sum(dtype=self._sums)
         dot = (self._weight * direction).sum(dtype=self._sums)
         factor = self._measure(sq_sum.sqrt(), dot)
         if self._retraction is not None:
@@ -209,24 +216,24 @@ class StepContext:
             "weight_norm": self._radius(values),
             "lr": norm.new_full((), self.lr),
             "weight_decay": norm.new_full((), self.weight_decay),
-            "grad_norm": values[1].sqrt() * self._clip,
-            "grad_abs_sum": values[0] * self._clip,
+            "grad_norm": values[SQ_SUM].sqrt() * self._clip,
+            "grad_abs_sum": values[ABS_SUM] * self._clip,
         }
-        values[4] = factor = self._scale.factor(known)
+        values[FACTOR] = factor = self._scale.factor(known)
         found: Tensor = factor.to(wide(self._param).dtype)
         return found
 
     def _radius(self, values: Tensor) -> Tensor:
         """Returns R of a fixed retraction, else ‖w‖."""
-        return values[3].sqrt() if self._radii is None else self._radii[self._index]
+        return values[WEIGHT_SQ_SUM].sqrt() if self._radii is None else self._radii[self._index]
 
     def _retract(self, retraction: Retraction, dot: Tensor, sq_sum: Tensor) -> None:
         """Computes ρ of the row and its statistics."""
         values = self.statistics[self._index]
-        moments = values[3], dot, sq_sum
-        rate = self.lr * values[4]
+        moments = values[WEIGHT_SQ_SUM], dot, sq_sum
+        rate = self.lr * values[FACTOR]
         self._rho = retraction.rho(self._radius(values), *moments, rate) if self._row.scaled else torch.ones_like(rate)
-        values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._rho, *moments, rate)))
+        values[DIRECTION_SQ_SUM:] = torch.stack((sq_sum, dot, update_sq_sum(self._rho, *moments, rate)))
 
 
 def _value(direction: Tensor | Quotient) -> Tensor:
