@@ -25,7 +25,7 @@ OF_DIRECTION = ("direction_norm", "dot")
 """Arguments that only a formula whose target is the direction may name."""
 
 ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE_SQ_SUM = range(8)
-"""Indices of `RETRACTION_STATISTICS`. The first four are those of `STATISTICS` too."""
+"""Indices of `RETRACTION_STATISTICS`. `STATISTICS` has the same first four columns."""
 
 
 class Retraction(NamedTuple):

@@ -23,7 +23,7 @@ def real(tensor: Tensor) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns the rows of all tensors, on the device of the first; of one tensor, itself."""
+    """Returns the rows of all tensors as one tensor, on the device of the first. A single tensor is not copied."""
     first, *others = tensors
     return torch.cat([first, *(each.to(first.device, non_blocking=True) for each in others)]) if others else first
 

@@ -1,6 +1,7 @@
 """Unusual shards: not finite, frozen, late, of several dtypes, or with gradients in other placements."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tolerances import close, same
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr import ELR, LAMB, LARS, Hyperball
+from fused_lwlr.optim.sharded import _numbers
 
 pytestmark = pytest.mark.ranks(4)
 every_name = pytest.mark.parametrize("name", OURS)
@@ -205,3 +207,25 @@ def test_stochastic_rounding_of_shards(name):
         torch.distributed.all_gather(replicas, here(p), group=mesh(2, 2).get_group("x"))
         same(*replicas)
     assert differ > 1000
+
+
+@pytest.mark.parametrize("scaling", [Hyperball(), ELR(0.1, retract="sphere")], ids=["Hyperball", "ELR"])
+def test_radii_that_are_changed_in_place_count(scaling):
+    ours, expected, sharded, whole = pair("sgd", "rows", scaling=scaling)
+    for step in range(3):
+        gradients(whole, sharded)
+        for optimizer in (ours, expected):
+            optimizer.step()
+            for state in optimizer.state.values():
+                if "radius" in state:
+                    state["radius"].mul_(2)
+        compare(lambda a, b, step=step: close(a, b, step + 1), ours, expected, sharded, whole)
+
+
+def test_rates_are_uploaded_for_groups_and_not_for_layers():
+    """A rate on a GPU is read by one operation for each hyper row."""
+    ours, _, sharded, whole = pair("sgd", "rows", scaling=LARS(0.1))
+    gradients(whole, sharded)
+    with patch("fused_lwlr.optim.sharded._numbers", wraps=_numbers) as seen:
+        ours.step()
+    assert [len(call.args[0]) for call in seen.call_args_list] == [1, 1]

@@ -78,7 +78,7 @@ def test_a_kernel_that_is_not_compiled(name, capturing, device, monkeypatch):
 
 @every_name
 def test_parameters_on_two_devices(name, capturing, device):
-    """A graph has the launches of one device: a replay would leave the other parameters as they are."""
+    """A graph has the launches of one device, so a replay would not step the other parameters."""
     named = parameters(SHAPES[:1], torch.float32, device) + parameters(SHAPES[:1], torch.bfloat16, device)
     ours = ours_of(name, [p for _, p in named])
     train((ours,), (named,), 1)

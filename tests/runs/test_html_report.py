@@ -206,7 +206,7 @@ def test_a_periodic_report_waits_for_a_validation_and_its_time(monkeypatch):
 
 
 def test_results_have_a_finite_loss(tmp_path):
-    """Of images too, whose accuracy is a number although the model has diverged."""
+    """A model of images that diverged has no finite loss, but an accuracy."""
     fill(tmp_path)
     assert Run.read(tmp_path).results("model")
     records = [record | {"loss": None} for record in read_records(tmp_path / "metrics.jsonl")]
