@@ -23,7 +23,7 @@ from bench.parameter_sets import Shapes, numel, shapes_of
 ROUNDS = 25
 """Most samples of each contestant."""
 FEWEST = 5
-"""Rounds after which a case may run out of time."""
+"""A case has at least this many rounds, also if the time is over."""
 LR = 1e-4
 COLUMNS = {"sgd": 3, "adamw": 4, "statistics": 2}
 """Weights, gradients and state of a rule."""

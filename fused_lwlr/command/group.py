@@ -29,7 +29,7 @@ EXTRA_CLI = {
     "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
 }  # fmt: skip
 GIVE_WAY = 30
-"""Seconds that other processes of a machine wait before they show an error, so that a common one is shown once."""
+"""Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The class of click, or of its copy in newer versions of typer."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 SAMPLE = 1024
-"""Files whose sizes, and places of a text whose tokens are part of it: all of them would take minutes."""
+"""A fingerprint samples at most this many files or places of a text, since all of them would take minutes."""
 
 
 def digest(*parts: Any) -> str:

@@ -44,7 +44,7 @@ class Split(Dataset[Loaded]):
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """A text that differs where the examples differ, as far as a second allows; here from their number."""
+        """A text that tells sets of examples apart, made within about a second; by default of their number."""
         return digest(len(self))
 
 

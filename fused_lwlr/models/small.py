@@ -103,7 +103,7 @@ class NoShort(Pooled):
     """32 convolutions of 16 channels, each with batch normalization, and no shortcut: hard to train.
 
     With batch normalization but no shortcuts, gradients at initialization grow by about 1.2 from each layer to the one
-    before it: here the first convolution's is some hundred times the last one's, against its weight.
+    before it. Here ‖g‖ / ‖w‖ of the first convolution is some hundred times that of the last.
     """
 
     depth, width = 32, 16

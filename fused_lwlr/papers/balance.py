@@ -28,7 +28,7 @@ ALPHAS = {2: (1.5, 1.45, 1.42, 1.38, 1.2), 3: (0.57, 0.5, 0.45, 0.4, 0.2, 0.1)}
 100 with three (α from 0.39 to 0.57)."""
 WIDEST = 10**6
 NEAR = 0.02
-"""p of the point for comparison with equal rates."""
+"""The p whose result is compared with the result of equal rates, p = 0."""
 PARTS = (0.0, 0.3, 0.6, 0.9)
 """p, of rates (1 ± p) · h^α."""
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

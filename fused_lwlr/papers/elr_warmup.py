@@ -21,7 +21,7 @@ LRS = (0.1, 0.3, 1.0)
 WARMUP = 0.3
 """Fraction of the training in which the rate rises, as in torch's OneCycleLR; a cosine follows."""
 BOUND = 0.1
-"""The part of the bound of Eq. 25 that is the rate in the other warm-up."""
+"""In the other warm-up, the rate as a fraction of the bound of Eq. 25."""
 
 
 def jobs(settings: Settings) -> list[Job]:

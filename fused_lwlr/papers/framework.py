@@ -38,7 +38,7 @@ class Job:
 class Settings:
     """Settings from the command line; part of every result, except the device.
 
-    Trainings have a number of epochs, or of steps; the other one has no value.
+    Trainings have a number of epochs or a number of steps. The other number is None.
     Without `model` or `width` the study uses its own. `training` has fields of the recipes of all trainings, as
     text. `quick` is a smoke test of seconds: the fewest values with which the tables work.
     """
@@ -102,8 +102,8 @@ class Study:
     Args:
         name: on the command line.
         doc: paragraphs, of which the first is printed: the comparison, and the figure or table of the paper.
-        jobs: the work, as settings have it.
-        tables: with the paper's own figures beside.
+        jobs: the work for some settings.
+        tables: the results beside the figures of the paper.
         draw: a figure of matplotlib.
         grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
         epochs: by default, or None where it counts steps. `quick` has 1.

@@ -25,7 +25,7 @@ class Grid:
     Args:
         by: columns that tell arms apart.
         rate: column with the learning rate.
-        score: column that is not of the test data; NaN where nothing was held out, which does not count.
+        score: column with the held-out loss, which chooses. Rows with NaN do not count.
         outcome: column that is NaN where a training diverged.
         choosing: the number of seeds that choose. More seeds at the chosen rate do not change the choice. None for all.
         ladder: further rates, for an arm whose best rate is its lowest or highest.

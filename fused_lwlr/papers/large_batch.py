@@ -21,7 +21,7 @@ SIDE = 14
 """Side of the images of Fashion-MNIST in pixels: half of theirs, for a quarter of the time."""
 QUICK = 32
 CALIBRATION = 4096
-"""Images of the calibration, but one batch at least."""
+"""The calibration has this many images, or one batch if that is more."""
 SGD = {"optimizer": "sgd", "weight_decay": 1e-4}
 LARS = SGD | {"scaling": "lars", "trust_coefficient": 0.02}
 ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}

@@ -17,7 +17,7 @@ from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
 LR, CLIP = 0.1, 1.0
-"""Section 4.1.1; nets without normalization are clipped."""
+"""The learning rate, and the largest norm of the gradient for nets without normalization (Section 4.1.1)."""
 GRADINIT: dict[str, dict[str, Any]] = {"gradinit": {}, "gradinit-normalized": {"normalize": True}}
 """Start -> arguments of `gradinit_`."""
 

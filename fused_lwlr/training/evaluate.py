@@ -14,7 +14,7 @@ from fused_lwlr.training.processes import World
 
 Context = Callable[[], AbstractContextManager[Any]]
 Agree = Callable[[bool], tuple[bool, bool]]
-"""`StopFlag.agree`, or a function with its arguments and results."""
+"""A function with the arguments and results of `StopFlag.agree`."""
 
 
 class StoppedError(Exception):
