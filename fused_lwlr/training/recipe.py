@@ -41,8 +41,8 @@ FREE = (
     "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
     "tensorboard", "wandb", "stats_every", "corrupt",
 )  # fmt: skip
-"""Fields that may change when a run resumes. Two of them may change the bits of a training: `device`, if it is of
-another kind, and `corrupt`, with which a run skips an image that stopped it."""
+"""Fields that may change when a run resumes. Only a `device` of another kind changes the bits of a training, and
+`corrupt`, since a run then skips an image that stopped it."""
 
 SPREAD = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
 """More fields that may change when a run resumes: its steps have the same images, but not the same bits."""

@@ -195,7 +195,7 @@ class Trainer:
         return nullcontext() if dtype is None else torch.autocast(self.world.device.type, dtype)
 
     def _lr(self) -> float:
-        """Returns the learning rate of the next step. With `warmup_bound` it measures gradients, and waits for the device.
+        """Returns the learning rate of the next step. `warmup_bound` measures gradients, and waits for the device.
 
         Spreads in Effective Learning Rates, Eq. 25: √2 ‖W‖² / c with c = ‖∇W‖ ‖W‖, of the layer with the lowest bound.
         """
