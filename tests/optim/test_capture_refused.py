@@ -91,8 +91,8 @@ def test_parameters_on_two_devices(name, capturing, device):
 @every_name
 def test_an_optimizer_on_the_cpu_is_stepped_at_once(name, monkeypatch):
     """While a graph of a GPU is captured."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for fact in ("is_available", "is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, fact, lambda: True)
     named = parameters(SHAPES, torch.float32, torch.device("cpu"))
     expected = twin(named)
     ours, other = ours_of(name, named), ours_of(name, expected, backend="torch")
