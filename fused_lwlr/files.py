@@ -1,7 +1,6 @@
 """Files that are complete or absent, and tensors that are read without running code from the file."""
 
 import errno
-import math
 import os
 import zipfile
 from collections.abc import Callable
@@ -10,15 +9,6 @@ from typing import Any, BinaryIO
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
-
-
-def finite(values: Any) -> Any:
-    """The same, with None for floats that are not finite, which JSON cannot express, and lists for tuples."""
-    if isinstance(values, dict):
-        return {key: finite(value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fused_lwlr.files import finite
 from fused_lwlr.papers.framework import Job, Study
 from fused_lwlr.papers.store import Store, frame, write
+from fused_lwlr.training.config_diff import finite
 from fused_lwlr.training.processes import pick_device
 
 Failure = tuple[str, str] | None

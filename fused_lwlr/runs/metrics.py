@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr import files
-from fused_lwlr.files import finite
 from fused_lwlr.training.collectives import from_first, is_first
+from fused_lwlr.training.config_diff import finite
 from fused_lwlr.training.records import Interval, LayerValues, Record, Validation, perplexity
 
 TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")

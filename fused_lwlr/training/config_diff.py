@@ -1,10 +1,20 @@
 """Differences between the configuration of a run and the configuration to resume it with."""
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 ABSENT = "(absent)"
+
+
+def finite(values: Any) -> Any:
+    """The same, with None for floats that are not finite, which JSON cannot express, and lists for tuples."""
+    if isinstance(values, dict):
+        return {key: finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def json_values(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fused_lwlr.training import mlperf
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
 from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_pretrained
 from fused_lwlr.training.recipe_file import tomllib
-from fused_lwlr.training.recipe_rules import without_effect
+from fused_lwlr.training.recipe_rules import implied, without_effect
 
 
 class Preset(NamedTuple):
@@ -106,15 +106,14 @@ def resolve(
         )
     if "layer_decay" in overrides:
         fields["rates"] = "single"
-    merged = {**fields, **overrides}
+    # of a preset's fields too, those that follow from the user's choice give way
+    merged = {**fields, **implied(overrides), **overrides}
     if "init" not in overrides:
         if is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
             merged["init"] = "model"
             note("The weights are pretrained: training starts from them as they are (--init model).")
-        else:
-            from_timm = preset is None and str(merged.get("model", "")).startswith("timm:")
-            if merged.get("weights") is not None or (from_timm and merged.get("rates") == "single"):
-                merged["init"] = "model"
+        elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
+            merged["init"] = "model"
     # fields of the preset that belong to another choice than the user's
     for name in without_effect(merged, DEFAULTS):
         if name not in overrides:

@@ -143,7 +143,7 @@ def queue_kernel(
     tiles,  # number of tiles of all rows
     counters,  # int32: ticket, programs that left; [2, rows] norm items done, ready
     partials,  # float32 [5 or 6, tiles], see norms.py
-    checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused if the target is the direction
+    checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused without norms, and for a direction
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
     statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
     totals,  # float64 [6], see `Gate`; or None

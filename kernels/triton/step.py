@@ -144,16 +144,16 @@ def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts:
 
     def make() -> tuple[Tensor, ...]:
         device = table.buffer.device
-        # without norm items no result is stored for a row
-        rows = table.rows if target is not None else 0
+        # without norm items no result is stored for a row or a tile
+        rows, tiles = (0, 0) if target is None else (table.rows, table.tiles)
         names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
         statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
         # a row without elements has no item: its factor stays 1
         statistics[:, names.index("scale")] = 1
         return (
             torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
-            torch.zeros((6 if target == "direction" else 5) * table.tiles, dtype=torch.float32, device=device),
-            torch.zeros(table.tiles, dtype=torch.int32, device=device),
+            torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
+            torch.zeros(tiles, dtype=torch.int32, device=device),
             torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
             statistics,
         )
