@@ -18,7 +18,7 @@ Jobs = Annotated[int | None, _count(help="Trainings at a time.", show_default="n
 Device = Annotated[
     str,
     typer.Option(
-        help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="DEVICE"
+        help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="NAME"
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")]

@@ -296,7 +296,7 @@ class Recipe:
         "Only algorithms that give the same bits each time; on a GPU they are slower.",
         shown="on a CPU, where it costs nothing; not on a GPU",
     )
-    device: str = _run("auto", "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.", metavar="DEVICE")
+    device: str = _run("auto", "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.", metavar="NAME")
     backend: Literal["auto", "triton", "torch"] = _run(
         "auto",
         "Implementation of the fused steps: auto takes Triton on a GPU and the same kernels compiled for the CPU "

@@ -60,6 +60,13 @@ def test_no_option_is_cut_at_80_columns(run, name, monkeypatch):
     assert {opt for param in command(name).params for opt in param.opts if opt[0] == "-"} <= set(output.split())
 
 
+def test_no_option_has_its_name_as_placeholder():
+    """Typer 0.27 takes such a placeholder, `--device DEVICE`, for the name of the option: `--DEVICE`."""
+    params = [param for name in COMMANDS for param in command(name).params if param.param_type_name == "option"]
+    assert {"device", "seeds", "batch_size"} <= {param.name for param in params}
+    assert not [param.name for param in params if param.name.upper() == param.metavar]
+
+
 def test_help_imports_neither_torch_nor_plotting():
     slow = {"torch", "matplotlib", "sklearn", "timm", "PIL", "pandas", "pydantic"}
     code = f"import sys, fused_lwlr.command.main; print({slow} & set(sys.modules))"

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 
+import pytest
 import torch
 
 from fused_lwlr.runs import run as running
@@ -40,6 +41,8 @@ def killing(target, name, count, number=signal.SIGKILL):
 
 def in_a_child(recipe, prelude):
     """The exit code of a process that trains, after something was prepared in it."""
+    if torch.cuda.is_available():
+        pytest.skip("where there is a GPU, PyTorch refuses backward passes in a fork of a process that took some")
 
     def body():
         prelude()
