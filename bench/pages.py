@@ -170,10 +170,15 @@ def gradient_memory() -> Iterator[str]:
     )
 
 
-def training() -> Iterator[str]:
-    """The optimizer's share of training steps on a CPU."""
-    rows = json.loads((RESULTS / "training-cpu.json").read_text(encoding="utf-8"))["rows"]
+def training(machine: str = "cpu") -> Iterator[str]:
+    """The optimizer's share of training steps on a machine."""
+    rows = json.loads((RESULTS / f"training-{machine}.json").read_text(encoding="utf-8"))["rows"]
     yield from table(HEAD, map(cells, rows))
+
+
+def training_gpu() -> Iterator[str]:
+    """The optimizer's share of training steps on a GPU."""
+    yield from training(GPU)
 
 
 def examples() -> Iterator[str]:
@@ -221,5 +226,5 @@ def _html(text: str) -> str:
 
 TABLES = {
     table_of.__name__.replace("_", "-"): table_of
-    for table_of in (about, commands, options, gpu, host, cpu, missed, examples, gradient_memory, training)
+    for table_of in (about, commands, options, gpu, host, cpu, missed, examples, gradient_memory, training, training_gpu)
 }
