@@ -224,7 +224,5 @@ def _html(text: str) -> str:
     return re.sub(r"[|*_`\[\]]", lambda found: f"&#{ord(found[0])};", html.escape(text, quote=False))
 
 
-TABLES = {
-    table_of.__name__.replace("_", "-"): table_of
-    for table_of in (about, commands, options, gpu, host, cpu, missed, examples, gradient_memory, training, training_gpu)
-}
+_TABLES = (about, commands, options, gpu, host, cpu, missed, examples, gradient_memory, training, training_gpu)
+TABLES = {table_of.__name__.replace("_", "-"): table_of for table_of in _TABLES}

@@ -17,9 +17,7 @@ Steps = Annotated[int | None, _count(help="Steps of a training, in studies that 
 Jobs = Annotated[int | None, _count(help="Trainings at a time.", show_default="number of cores; 1 on a GPU")]
 Device = Annotated[
     str,
-    typer.Option(
-        help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="NAME"
-    ),
+    typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="NAME"),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")]
 
