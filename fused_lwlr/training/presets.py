@@ -106,7 +106,7 @@ def resolve(
         )
     if "layer_decay" in overrides:
         fields["rates"] = "single"
-    # of a preset's fields too, those that follow from the user's choice give way
+    # options that follow from the user's choice override the preset
     merged = {**fields, **implied(overrides), **overrides}
     if "init" not in overrides:
         if is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):

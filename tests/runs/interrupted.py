@@ -42,7 +42,7 @@ def killing(target, name, count, number=signal.SIGKILL):
 def in_a_child(recipe, prelude):
     """The exit code of a process that trains, after something was prepared in it."""
     if torch.cuda.is_available():
-        pytest.skip("where there is a GPU, PyTorch refuses backward passes in a fork of a process that took some")
+        pytest.skip("where there is a GPU, PyTorch refuses backward passes in a forked process")
 
     def body():
         prelude()
