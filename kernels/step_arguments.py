@@ -44,11 +44,6 @@ class Retraction(NamedTuple):
     inward: float = 0.0
     fixed: bool = True
 
-    def rho(self, radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
-        """Returns ρ, see `rho_of`."""
-        outward, inward = (rate.new_full((), part) for part in (self.outward, self.inward))
-        return rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
-
 
 def rho_of(
     radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor, outward: Tensor,
@@ -101,14 +96,51 @@ class Scale(NamedTuple):
         code = self.formula.__code__
         return code.co_varnames[: code.co_argcount]
 
-    def factor(self, known: Mapping[str, Tensor]) -> Tensor:
-        """Returns the factor for these statistics: name -> tensors of one shape."""
-        norm = known["norm"]
+    def finalize(
+        self,
+        sums: Tensor,
+        scaled: bool | Tensor,
+        clip: float | Tensor,
+        lr: float | Tensor,
+        weight_decay: float | Tensor,
+        radius: Tensor | None,
+    ) -> Tensor | None:
+        """Computes the factor of each row from its sums, and stores it there, with ‖Δw‖² for a retraction.
+
+        Args:
+            sums: float64 [..., columns], in the order of `RETRACTION_STATISTICS`. Only the first five columns are
+                needed for other targets than the direction.
+            scaled: whether the factor acts on a row; it is 1 elsewhere.
+            clip: the factor of gradients by clipping.
+            lr, weight_decay: the learning rate and λ of the step, the former with the row's multiplier.
+            radius: R of a `Retraction` that is fixed, or None. This and the arguments before are the same for all rows,
+                or of shape [...].
+
+        Returns:
+            ρ of each row [...]; None without a retraction.
+        """
+        ones = torch.ones_like(sums[..., FACTOR])
+        lr, weight_decay, scaled = lr * ones, weight_decay * ones, scaled * ones != 0
+        grad_norm = sums[..., SQ_SUM].sqrt() * clip
+        weight_norm = sums[..., WEIGHT_SQ_SUM].sqrt() if radius is None else radius
+        known = {
+            "norm": grad_norm, "weight_norm": weight_norm, "lr": lr, "weight_decay": weight_decay,
+            "grad_norm": grad_norm, "grad_abs_sum": sums[..., ABS_SUM] * clip,
+        }  # fmt: skip
+        known |= {name: grad_norm.new_full((), number) for name, number in self.numbers.items()}
         if self.target == "direction":
-            known = {**known, "direction_norm": norm}
-        return self.formula(
-            **{name: known[name] if name in known else norm.new_full((), self.numbers[name]) for name in self.arguments}
-        )
+            norm = sums[..., DIRECTION_SQ_SUM].sqrt()
+            known |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DOT]}
+        factor = self.formula(**{name: known[name] for name in self.arguments})
+        sums[..., FACTOR] = torch.where(scaled, factor, 1.0)
+        if self.retraction is None:
+            return None
+        weight_sq_sum, dot, direction_sq_sum = sums[..., WEIGHT_SQ_SUM], sums[..., DOT], sums[..., DIRECTION_SQ_SUM]
+        rate, radius = lr * sums[..., FACTOR], torch.where(scaled, weight_norm, 0.0)
+        outward, inward = (rate.new_full((), part) for part in (self.retraction.outward, self.retraction.inward))
+        rho = rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
+        sums[..., UPDATE_SQ_SUM] = update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate)
+        return rho
 
 
 class Factors(NamedTuple):

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS, Factors, Gate, Hyper, Retraction, Scale, totals_of
-from fused_lwlr.kernels.step_arguments import (
-    ABS_SUM,
-    DIRECTION_SQ_SUM,
-    DOT,
-    FACTOR,
-    NONFINITE,
-    SQ_SUM,
-    UPDATE_SQ_SUM,
-    WEIGHT_SQ_SUM,
-    update_sq_sum,
-)
+from fused_lwlr.kernels.step_arguments import FACTOR, NONFINITE, SQ_SUM, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined, upload, uploaded
 from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
@@ -78,32 +68,17 @@ class Sharded:
         if twice:
             again = self._measure(options, hyper, DIRECTION, gates)
             sums = torch.cat((sums[:, :WEIGHT_SQ_SUM], again[:, WEIGHT_SQ_SUM:]), dim=1)
-        grad_norm = sums[:, SQ_SUM].sqrt() * clip
-        known = {
-            "norm": grad_norm,
-            "weight_norm": sums[:, WEIGHT_SQ_SUM].sqrt(),
-            "grad_norm": grad_norm,
-            "grad_abs_sum": sums[:, ABS_SUM] * clip,
-        }
-        if direction:
-            known |= {"norm": sums[:, DIRECTION_SQ_SUM].sqrt(), "dot": sums[:, DOT]}
-        controlled = scale.retraction
-        if controlled is not None and controlled.fixed:
-            known["weight_norm"] = joined([plan.table.radii() for plan in self._plans]).double()
+        radii = joined([plan.table.radii() for plan in self._plans]).double() if options.on_spheres else None
         rows = torch.from_numpy(np.concatenate([plan.table.hyper_row for plan in self._plans]))
         of_row = uploaded(rows, self._device)
-        known["lr"] = lr = _numbers([h.lr for h in hyper], grad_norm)[of_row] * self._multiplier
-        known["weight_decay"] = _numbers([h.decay for h in hyper], grad_norm)[of_row]
-        sums[:, FACTOR] = torch.where(scaled, scale.factor(known), 1.0)
+        lr = _numbers([h.lr for h in hyper], sums)[of_row] * self._multiplier
+        weight_decay = _numbers([h.decay for h in hyper], sums)[of_row]
+        rho = scale.finalize(sums, scaled, clip, lr, weight_decay, radii)
         rhos: Sequence[Tensor | None] = [None] * len(self._plans)
-        if controlled is not None:
-            moments = sums[:, WEIGHT_SQ_SUM], sums[:, DOT], sums[:, DIRECTION_SQ_SUM]
-            rate = lr * sums[:, FACTOR]
-            rho = controlled.rho(torch.where(scaled, known["weight_norm"], 0.0), *moments, rate)
-            sums[:, UPDATE_SQ_SUM] = update_sq_sum(rho, *moments, rate)
-            rhos = rho.split(self._counts)
-        else:
+        if rho is None:
             sums = sums[:, : len(STEP_STATISTICS)]
+        else:
+            rhos = rho.split(self._counts)
         found = [
             Factors(values.to(plan.device), scale.target, None if own is None else own.to(plan.device))
             for plan, values, own in zip(self._plans, sums[:, FACTOR].split(self._counts), rhos, strict=True)

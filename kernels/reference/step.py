@@ -1,16 +1,58 @@
 """A step of any rule in plain PyTorch. It defines every option, and runs on every device."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.reference.step_context import StepContext
-from fused_lwlr.kernels.rules.base import Rule
-from fused_lwlr.kernels.step_arguments import Factors, Gate, Scale
-from fused_lwlr.kernels.table import Table
+from fused_lwlr.kernels.reference.move import Factor, moved, times, whole_direction
+from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
+from fused_lwlr.kernels.reference.statistics import inverse_of
+from fused_lwlr.kernels.rules.base import Hyper, Rule
+from fused_lwlr.kernels.step_arguments import (
+    DIRECTION_SQ_SUM,
+    FACTOR,
+    NONFINITE,
+    RETRACTION_STATISTICS,
+    SQ_SUM,
+    STEP_STATISTICS,
+    UPDATE_SQ_SUM,
+    WEIGHT_SQ_SUM,
+    Factors,
+    Gate,
+    Scale,
+    ScaleTarget,
+)
+from fused_lwlr.kernels.table import Row, Table
+from fused_lwlr.kernels.tensors import sum_dtype, wide
+
+
+class Shared(NamedTuple):
+    """The arguments of a step that all rows share, and the decisions of its gate.
+
+    Attributes:
+        clip: the factor of gradients by clipping.
+        shrink: 1 / Ŵ.
+        unscale: 1 / grad_scale.
+        skipped: whether nothing is written, bool of no dimension; None if the step cannot be skipped.
+    """
+
+    rule: Rule
+    scale: Scale | Factors | None
+    write: bool
+    rounding_seed: int | None
+    clip: Factor
+    shrink: Factor
+    unscale: Factor
+    skipped: Tensor | None
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor to compute in: itself, or a copy of half precision, or if its values may have to stay."""
+        result = wide(tensor)
+        return result if (self.write and self.skipped is None) or result is not tensor else result.clone()
 
 
 @torch.no_grad()
@@ -48,39 +90,137 @@ def step(
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
         `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
-    context = StepContext(rule, table, scale, gate, write, rounding_seed)
+    shared = Shared(rule, scale, write, rounding_seed, *read_gate(gate or Gate()))
+    device, rows = table.columns["param"][0].device, len(table.rows)
+    statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=sum_dtype(device), device=device)
+    retraction = scale.retraction if isinstance(scale, Scale) else None
+    radii: Any = table.radii().to(statistics.dtype) if retraction and retraction.fixed else [None] * rows
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
-    for number, (row, (param, grad, steps, master_weight, ema, *stored)) in zip(table.hyper_row, columns, strict=True):
-        h = hyper[number]
+    for i, (row, (param, grad, steps, master_weight, ema, *stored)) in enumerate(columns):
         if grad is None:
-            # a rescale-only row is not counted, and its average stays
+            if not row.power:
+                continue
+            # a row that is only rescaled is not counted, and its average stays
             steps = ema = None
-        context.begin(row, h, param, steps)
-        count = table.steps.item(row.tensor) if steps is None else steps
-        if grad is None and not row.power:
-            continue
-        g = context.gradient(grad)
-        states = [None if state is None else context.own(state) for state in stored]
-        w = context.weight(master_weight)
-        g = context.decayed(-g if h.maximize else g, w)
-        direction, results = (rule.reference or partial(_by_formula, rule))(h.numbers, w, g, states, count)
-        w = context.move(w, direction)
-        context.store(param, w, 0)
-        if master_weight is not None:
-            context.store(master_weight, w, 0)
-        context.average(ema, param if master_weight is None else master_weight, h.ema)
-        for column, (state, result) in enumerate(zip(stored, results, strict=True), 1):
-            if state is not None and result is not None:
-                context.store(state, result, column)
-    # all rows of a tensor need the count before this step
-    context.count(table)
-    statistics: Tensor | None = context.statistics
-    return statistics
+        h, count = hyper[table.hyper_row[i]], table.steps.item(row.tensor) if steps is None else steps
+        read = param, grad, master_weight, *stored
+        w, results = new_values(shared, row, i, h, count, read, statistics[i], radii[i])
+        if write:
+            _store_row(shared, i, steps, (param, master_weight, *stored), (w, w, *results))
+            if ema is not None:
+                weight = param if master_weight is None else master_weight
+                _store(ema, shared.own(ema).lerp_(wide(weight), 1 - h.ema), shared.skipped)
+    for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
+        # all rows of a tensor need the count before this step
+        if write and steps is not None and grad is not None:
+            _store(steps, steps + 1, shared.skipped)
+    if not isinstance(scale, Scale):
+        return None
+    return statistics if retraction else statistics[:, : len(STEP_STATISTICS)]
 
 
 def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     return partial(step, *args, **options)
+
+
+def read_gate(gate: Gate) -> tuple[Factor, Factor, Factor, Tensor | None]:
+    """Returns clip, shrink, unscale and skipped, see `Shared`."""
+    clip: Factor = 1.0
+    shrink: Factor = 1.0
+    skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
+    if gate.totals is not None:
+        if gate.max_norm < math.inf:
+            clip = (gate.max_norm / (gate.totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0)
+        shrink = torch.where(gate.totals[WEIGHT_SQ_SUM] > 0, gate.totals[WEIGHT_SQ_SUM].rsqrt(), 1.0)
+        skip += [gate.totals[NONFINITE] != 0] if gate.skip else []
+    inverse = inverse_of(gate.grad_scale)
+    return clip, shrink, 1.0 if inverse is None else inverse, torch.stack(skip).any() if skip else None
+
+
+def new_values(
+    shared: Shared, row: Row, index: int, h: Hyper, count: Any, tensors: Sequence[Any], sums: Tensor, radius: Any
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Returns the new weight and the new states of a row, before they are rounded.
+
+    Args:
+        count: the number of steps taken.
+        tensors: parameter, gradient, exact weight, and states; None for a missing one.
+        sums: receives the statistics of the row, in the order of `RETRACTION_STATISTICS`.
+        radius: R of a `Retraction` that is fixed, or None.
+    """
+    rule, scale = shared.rule, shared.scale
+    param, grad, master_weight, *stored = tensors
+    lr, weight_decay = float(h.lr) * row.multiplier, float(h.decay)
+    w = shared.own(param) if master_weight is None else _exact_weight(param, master_weight)
+    states = [None if state is None else shared.own(state) for state in stored]
+    g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.unscale)
+    s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
+    rho: Factor = 1.0
+    if isinstance(scale, Factors):
+        s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
+    elif scale is not None:
+        finalize = partial(finalize_row, scale, sums, row.scaled, shared.clip, lr, weight_decay, radius)
+        weight = w if scale.target == "direction" else wide(param)
+        sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
+        if scale.target != "direction":
+            s[scale.target], rho = finalize()
+    g = times(times(g, shared.clip), s["gradient"])
+    g = -g if h.maximize else g
+    if rule.decay == "coupled" and weight_decay != 0:
+        g = g.add(w, alpha=weight_decay)
+    d, results = (rule.reference or partial(_by_formula, rule))(h.numbers, w, times(g, s["decayed"]), states, count)
+    if isinstance(scale, Scale) and scale.target == "direction":
+        whole = whole_direction(rule.decay, w, d, weight_decay)
+        sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
+        s["direction"], rho = finalize()
+    w = moved(rule.decay, w, d, lr, weight_decay, s["direction"])
+    if row.power:
+        shrink = shared.shrink**row.power
+        w, results = times(w, shrink), [None if each is None else times(each, shrink) for each in results]
+    return times(w, rho), list(results)
+
+
+def finalize_row(
+    scale: Scale, sums: Tensor, scaled: bool, clip: Factor, lr: float, weight_decay: float, radius: Tensor | None
+) -> tuple[Factor, Factor]:
+    """Returns s and ρ of a row, and stores the statistics that follow from its sums."""
+    rho = scale.finalize(sums, scaled, clip, lr, weight_decay, radius)
+    return (sums[FACTOR], 1.0 if rho is None else rho) if scaled else (1.0, 1.0)
+
+
+def _store_row(
+    shared: Shared, index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
+) -> None:
+    """Stores the parameter, the exact weight and the states of a row, of which some may be None."""
+    param, seed = stored[0], shared.rounding_seed
+    taken = torch.zeros((), device=param.device) if steps is None else steps
+    for i, (tensor, result) in enumerate(zip(stored, computed, strict=True)):
+        if tensor is None or result is None:
+            continue
+        if seed is not None and tensor.dtype in (torch.float16, torch.bfloat16):
+            # each tensor has its own noise: 0 for the parameter, then the states in order. It is drawn by the positions
+            # of the parameter, also for a state with other strides
+            key = key_of(seed, index, taken)
+            result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
+        _store(tensor, result, shared.skipped)
+
+
+def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
+    """Writes a result, unless the step is skipped."""
+    if skipped is not None:
+        result = torch.where(skipped, tensor.to(result.dtype), result)
+    if result is not tensor:
+        tensor.copy_(result)
+
+
+def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:
+    return torch.stack([each.sum(dtype=dtype) for each in terms])
+
+
+def _exact_weight(param: Tensor, master_weight: Tensor) -> Tensor:
+    """Returns the exact weight of the elements that it still rounds to, and the parameter elsewhere."""
+    return torch.where(master_weight.to(param.dtype) == param, master_weight, wide(param))
 
 
 def _by_formula(
