@@ -52,38 +52,20 @@ def calibrate(
     """
     if plot is not None:
         importlib.import_module("matplotlib")
-    from torch.nn.functional import cross_entropy
-
-    import fused_lwlr
-    from fused_lwlr.data import next_tokens
-    from fused_lwlr.data.minibatches import minibatches
-    from fused_lwlr.training.prepare import excluded
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
-    from fused_lwlr.training.setup import load_data, new_model
+    from fused_lwlr.training.setup import load_data
+    from fused_lwlr.training.trainer import Trainer
 
     given = {name: value for name, value in fields.items() if value is not None and value != []}
-    recipe = resolve(None, {**given, "init": "model", "rates": "layerwise"})
-    world = World(0, 1, pick_device(recipe.device))
-    source = load_data(recipe)
-    batches = minibatches(
-        source.train, recipe.batch_size, world.device, seed=recipe.seed, steps=steps, workers=world.workers(recipe)
-    )
-    network = new_model(recipe, classes=len(source.classes), **source.sizes)
-    if draw:
-        fused_lwlr.lwlr_init_(network)
-    rates = fused_lwlr.calibrate(
-        network.to(world.device),
-        batches,
-        lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets), ignore_index=-1),
-        steps=steps,
-        init=False,
-        exclude=excluded(recipe.rates_exclude, network, recipe.model),
-        progress=True,
-        backend=recipe.backend,
-    )
+    chosen = {"init": "lwlr" if draw else "model", "rates": "layerwise", "calibration_steps": steps}
+    recipe = resolve(None, {**given, **chosen})
+    trainer = Trainer(recipe, World(0, 1, pick_device(recipe.device)), load_data(recipe))
+    trainer.prepare(progress=True)
+    rates = trainer.rates
+    assert rates is not None, "the recipe has layer-wise rates"
     typer.echo(str(rates))
-    what = f"{recipe.model} on {source.name}, {steps} minibatches of {recipe.batch_size}"
+    what = f"{recipe.model} on {trainer.data.name}, {steps} minibatches of {recipe.batch_size}"
     out.parent.mkdir(parents=True, exist_ok=True)
     rates.to_json(out)
     if plot is not None:

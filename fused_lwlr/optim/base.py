@@ -89,7 +89,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether parameters hold their averages now, within `averaged()`."""
     _plans: Plans | None = None
     """The plans of the last step of all parameters."""
-    _stepped: tuple[Plans, ...] = ()
+    _last_plans: tuple[Plans, ...] = ()
     """The plans of the last step: one, or one for each bucket of `step_in_backward`."""
     _captured: tuple[Plans, ...] = ()
     """The plans that CUDA graphs read and write."""
@@ -245,10 +245,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise RuntimeError(
                     "steps during backward cannot be captured in a CUDA graph: remove() their handle first"
                 )
-            self._stepped = self._buckets.end_step(closure)
+            self._last_plans = self._buckets.end_step(closure)
         else:
             self._plans = self.step_by(self._plans, None, loss_scale, capturing=capturing)
-            self._stepped = (self._plans,)
+            self._last_plans = (self._plans,)
         if self._skip_report is not None and self._skip_report.arrived is None:
             self._report()
         return loss
@@ -265,7 +265,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
         self.options = replace(self.options, in_backward=buckets is not None)
-        self._buckets, self._plans, self._stepped = buckets, None, ()
+        self._buckets, self._plans, self._last_plans = buckets, None, ()
 
     @torch.no_grad()
     def step_by(
@@ -321,7 +321,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, self._stepped)
+        return step_statistics(self.scaling, self._last_plans)
 
     def _report(self) -> None:
         """Raises FloatingPointError if the last step was skipped because of a gradient, and that was not reported."""
@@ -434,7 +434,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
-        self._plans, self._stepped = None, ()
+        self._plans, self._last_plans = None, ()
 
     def __repr__(self) -> str:
         groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]

@@ -8,7 +8,6 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Hashable
 from copy import deepcopy
-from itertools import count
 from numbers import Integral
 from typing import Any
 
@@ -21,6 +20,7 @@ from fused_lwlr.optim.layer_options import Groups, slices_of
 from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import check_radius
+from fused_lwlr.optim.validate import label_of
 from fused_lwlr.shards import local
 
 NAMED = ("params", "param_names")
@@ -147,11 +147,9 @@ def _state(options: StepOptions, own: Groups, new_groups: Groups, groups: Groups
     """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
     # id -> parameter, its name in messages, and which entries it has that would become stale otherwise
     known: dict[Any, tuple[Tensor, str, dict[str, Any]]] = {}
-    numbers = count()
     for mine, new, theirs in zip(own, new_groups, groups, strict=True):
         for at, (param, key) in enumerate(zip(mine["params"], theirs["params"], strict=True)):
-            number = next(numbers)
-            label = f"parameter {mine['param_names'][at]!r}" if "param_names" in mine else f"parameter {number}"
+            label = f"parameter {label_of(mine, at)}"
             # the number of slices of a parameter on spheres
             radii = len(slices_of(new, at)) if options.has_radius(mine, at) else 0
             kept = {MASTER: options.has_master(param), EMA: new[EMA] is not None, RADIUS: radii}

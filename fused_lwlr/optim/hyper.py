@@ -31,23 +31,22 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
         if layer.corrected_decay and isinstance(lr, Tensor):
             # a replay reads lr
             factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)
-        elif isinstance(weight_decay, Tensor):
-            factor = layer.weight_decay_factor(group)
         else:
-            weight_decay *= layer.weight_decay_factor(group)
+            factor = layer.weight_decay_factor(group)
     if options.lr_in_momentum:
         lr, own = 1.0, {**own, "gradient_gain": lr}
     ema = group[EMA]
     if ema is not None and not 0 <= ema < 1:
         check_option(EMA, ema)
     numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
-    for value in (lr, weight_decay, *numbers):
+    row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
+    for value in (lr, row.decay, *numbers):
         if not isinstance(value, Tensor) and not -largest <= value <= largest:
             # float32 would turn weights into NaN; torch.optim raises RuntimeError then
-            for name, option in {**own, "weight_decay": weight_decay}.items():
+            for name, option in {**own, "weight_decay": row.decay}.items():
                 if type(option) is float and largest < abs(option) < math.inf:
                     raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
-    return Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
+    return row
 
 
 def _number(value: Any, group: dict[str, Any]) -> Number:

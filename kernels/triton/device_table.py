@@ -148,7 +148,7 @@ class DeviceTable:
                 (name, index, scratch)
                 for name, tensors in self._scratch.items()
                 for index, scratch in tensors.items()
-                if self._launched[index] and table.columns[name][index] is not None
+                if self._active_params[index] and table.columns[name][index] is not None
             ]
         self._point("grad", new.addresses)
 
@@ -170,11 +170,11 @@ class DeviceTable:
         layout = self._layout
         stepped = present[layout.tensor]
         self.active = stepped | layout.rescaled
-        self._launched = present
+        self._active_params = present
         if self.rescales:
-            self._launched = present.copy()
-            self._launched[layout.tensor[layout.rescaled]] = True
-        self._written = list(compress(self._columns["param"], self._launched.tobytes()))
+            self._active_params = present.copy()
+            self._active_params[layout.tensor[layout.rescaled]] = True
+        self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
         # a row that is only rescaled has no factor
@@ -190,7 +190,7 @@ class DeviceTable:
 
     def remember_norms(self, workspace: Workspace) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters."""
-        workspace.measured = np.where(self._launched, self._versions(), UNMEASURED)
+        workspace.measured = np.where(self._active_params, self._versions(), UNMEASURED)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
