@@ -91,10 +91,12 @@ def step(
         `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
     shared = Shared(rule, scale, write, rounding_seed, *read_gate(gate or Gate()))
-    device, rows = table.columns["param"][0].device, len(table.rows)
-    statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=sum_dtype(device), device=device)
-    retraction = scale.retraction if isinstance(scale, Scale) else None
-    radii: Any = table.radii().to(statistics.dtype) if retraction and retraction.fixed else [None] * rows
+    statistics = radii = retraction = None
+    if isinstance(scale, Scale):
+        device, retraction = table.columns["param"][0].device, scale.retraction
+        shape = len(table.rows), len(RETRACTION_STATISTICS)
+        statistics = torch.zeros(shape, dtype=sum_dtype(device), device=device)
+        radii = table.radii().to(statistics.dtype) if retraction and retraction.fixed else None
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
     for i, (row, (param, grad, steps, master_weight, ema, *stored)) in enumerate(columns):
         if grad is None:
@@ -104,7 +106,7 @@ def step(
             steps = ema = None
         h, count = hyper[table.hyper_row[i]], table.steps.item(row.tensor) if steps is None else steps
         read = param, grad, master_weight, *stored
-        w, results = new_values(shared, row, i, h, count, read, statistics[i], radii[i])
+        w, results = new_values(shared, row, i, h, count, read, statistics, radii)
         if write:
             _store_row(shared, i, steps, (param, master_weight, *stored), (w, w, *results))
             if ema is not None:
@@ -114,9 +116,7 @@ def step(
         # all rows of a tensor need the count before this step
         if write and steps is not None and grad is not None:
             _store(steps, steps + 1, shared.skipped)
-    if not isinstance(scale, Scale):
-        return None
-    return statistics if retraction else statistics[:, : len(STEP_STATISTICS)]
+    return statistics if statistics is None or retraction else statistics[:, : len(STEP_STATISTICS)]
 
 
 def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
@@ -139,15 +139,15 @@ def read_gate(gate: Gate) -> tuple[Factor, Factor, Factor, Tensor | None]:
 
 
 def new_values(
-    shared: Shared, row: Row, index: int, h: Hyper, count: Any, tensors: Sequence[Any], sums: Tensor, radius: Any
+    shared: Shared, row: Row, index: int, h: Hyper, count: Any, tensors: Sequence[Any], statistics: Any, radii: Any
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Returns the new weight and the new states of a row, before they are rounded.
 
     Args:
         count: the number of steps taken.
         tensors: parameter, gradient, exact weight, and states; None for a missing one.
-        sums: receives the statistics of the row, in the order of `RETRACTION_STATISTICS`.
-        radius: R of a `Retraction` that is fixed, or None.
+        statistics: receives the statistics of the row, [rows, 8]; None without a `Scale`.
+        radii: R of each row for a `Retraction` that is fixed, or None.
     """
     rule, scale = shared.rule, shared.scale
     param, grad, master_weight, *stored = tensors
@@ -160,6 +160,7 @@ def new_values(
     if isinstance(scale, Factors):
         s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
     elif scale is not None:
+        sums, radius = statistics[index], None if radii is None else radii[index]
         finalize = partial(finalize_row, scale, sums, row.scaled, shared.clip, lr, weight_decay, radius)
         weight = w if scale.target == "direction" else wide(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
