@@ -74,7 +74,7 @@ bench-gpu: $(VENV)/.dev
 bench-host: $(VENV)/.dev
 	$(BIN)/python -m bench --only host --out runs/bench-host
 
-# the tests and figures of a GPU's first half hour: every stage, into runs/gpu-day; docs/benchmarks.md has more
+# the tests and figures of a GPU's first half hour: every stage, into runs/gpu-day; bench/README.md has more
 gpu: $(VENV)/.dev
 	for stage in smoke tests memcheck bench ncu sweep offload training studies; do \
 		PATH="$(abspath $(BIN)):$$PATH" python -m bench.gpu_day $$stage --out runs/gpu-day || failed=1; done; test -z "$$failed"
