@@ -53,7 +53,7 @@ LONGER = "longer warm-up"
 ENTRIES = [
     Entry(ADAMW, "plain", "", gradinit_language.arm("plain", 0.98), 0.0045),
     Entry(ADAMW, "warm-up", FIFTH, gradinit_language.arm("warm-up", 0.98), 0.009),
-    Entry(ADAMW, LONGER, "40 steps more", gradinit_language.arm("warm-up, 1.2 × the steps", 0.98), 0.009),
+    Entry(ADAMW, LONGER, "a fifth more steps", gradinit_language.arm("warm-up, 1.2 × the steps", 0.98), 0.009),
     Entry(ADAMW, "GradInit", "15 steps on weights' scales", gradinit_language.arm("GradInit", 0.98), 0.009),
     Entry(SGD, "plain", "", elr_language.arm("neither", warmup=False), 0.15),
     Entry(SGD, "warm-up", FIFTH, elr_language.arm("neither", warmup=True), 0.3),

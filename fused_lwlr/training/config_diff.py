@@ -5,6 +5,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fused_lwlr.training.fields import flag
+
 ABSENT = "(absent)"
 
 
@@ -69,7 +71,8 @@ def check_config(
     """
     changed = difference(old, new, free=free, defaults=defaults)
     if changed:
-        may = f" Only {', '.join(sorted(free))} may change." if free else ""
+        names = ["the number of processes" if name == "world_size" else flag(name) for name in sorted(free)]
+        may = f" Only {', '.join(names)} may change." if free else ""
         lines = "\n".join(f"  {line}" for line in changed)
         raise ValueError(
             f"{where} belongs to a run with other options:\n{lines}\n"

@@ -193,15 +193,15 @@ def finalize_row(
 def _store_row(
     shared: Shared, index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
 ) -> None:
-    """Stores the parameter, the exact weight and the states of a row, of which some may be None."""
+    """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
     param, seed = stored[0], shared.rounding_seed
     taken = torch.zeros((), device=param.device) if steps is None else steps
     for i, (tensor, result) in enumerate(zip(stored, computed, strict=True)):
         if tensor is None or result is None:
             continue
         if seed is not None and tensor.dtype in (torch.float16, torch.bfloat16):
-            # each tensor has its own noise: 0 for the parameter, then the states in order. It is drawn by the positions
-            # of the parameter, also for a state with other strides
+            # each tensor has its own noise, with number 0 for the parameter. A state with other strides uses the
+            # positions of its parameter, too
             key = key_of(seed, index, taken)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
         _store(tensor, result, shared.skipped)

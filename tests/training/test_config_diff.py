@@ -39,7 +39,7 @@ def test_the_refusal_lists_free_fields_and_how_to_resume():
         "runs/a belongs to a run with other options:",
         "  lr: 0.1 -> 0.2",
         "  ema: null -> 0.9",
-        "Repeat its options to resume it, or choose another folder (--out). Only device, out may change.",
+        "Repeat its options to resume it, or choose another folder (--out). Only --device, --out may change.",
     ]
 
 
