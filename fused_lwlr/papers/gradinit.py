@@ -184,7 +184,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     )
     for (model, init), of in arms.items():
         figures = paper_of(of)[1]
-        # an epoch more from He's initialization is the same work
+        # an epoch more from He's initialization sees the same images, and takes less time
         for rival in [rival for rival in ("constant", "warm-up") if "init" in init and (model, rival) in arms]:
             said = [float(figures[name][0].split()[0]) for name in (init, rival) if name in figures]
             text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""

@@ -128,7 +128,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         f'difference: after the first epoch, in points minus "{SAME}": overlap 0.5, a bound with η·γ² = 0.1, g / ‖g‖, '
         "all parameters",
         "AdamW: at 0.003 with a decay of 0.2, and GradInit with γ = 25; differences: GradInit minus He's "
-        "initialization, and an epoch more after the latter, which is the same work, minus GradInit",
+        "initialization, and an epoch more after the latter, on the same images, minus GradInit",
         comparison.NOTE,
         f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
         "other seeds run at it alone",

@@ -13,11 +13,12 @@ from fused_lwlr.training.defaults import WEIGHT_DECAY
 MODEL = "gpt6"
 WARMUP = 0.1
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
-RATES = {"single": "single", "layerwise": "layer-wise"}
+RATES = {"single": "single", "layerwise": "layer-wise", "longer": "single, 1.15 × the steps"}
+"""The last one takes as many minibatches as a training of 200 steps and its calibration."""
 CALIBRATION = 30
 """Minibatches."""
 LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}
-COLORS = {"single": "0.45", "layer-wise": "#d1495b"}
+COLORS = {"single": "0.45", "layer-wise": "#d1495b", "single, 1.15 × the steps": "#00798c"}
 
 
 def arm(optimizer: str, start: str, rates: str) -> Arm:
@@ -27,6 +28,8 @@ def arm(optimizer: str, start: str, rates: str) -> Arm:
         "model": MODEL, "start": start, "optimizer": optimizer, "rates": rates, "warmup": WARMUP,
         "calibration_steps": CALIBRATION, "weight_decay": WEIGHT_DECAY[optimizer],
     }  # fmt: skip
+    if rates == "longer":
+        fields |= {"rates": "single", "longer": 1.15}
     return Arm(labels, fields, LRS[optimizer])
 
 
@@ -40,7 +43,10 @@ def _paper(arm: Any) -> str:
 STUDY = study(
     "lwlr-language",
     __doc__,
-    [arm(optimizer, start, rates) for optimizer in LRS for start in STARTS for rates in RATES],
+    [
+        *(arm(optimizer, start, rates) for optimizer in LRS for start in STARTS for rates in ("single", "layerwise")),
+        arm("sgd", "model", "longer"),
+    ],
     quick=slice(2, 4),
     text={
         "title": "pre-LN Transformer: a single rate and layer-wise ones",

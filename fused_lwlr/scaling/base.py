@@ -174,9 +174,14 @@ class Scaling:
                 f"{type(self).__name__}(select=...) goes by names, but the parameters were given without: "
                 "pass model.named_parameters(), or groups of named parameters"
             )
-        known = dict.fromkeys(names)
-        for pattern in chain(*self._patterns):
-            find(pattern, known, f"{type(self).__name__}(select=...)", "parameter of this optimizer")
+        self.check_patterns(names, f"{type(self).__name__}(select=...)", "parameter of this optimizer")
+
+    def check_patterns(self, names: Iterable[str], argument: str, owner: str) -> None:
+        """Raises ValueError if a pattern matches none of the names, which are those of `owner`."""
+        if not callable(self.select):
+            known = dict.fromkeys(names)
+            for pattern in chain(*self._patterns):
+                find(pattern, known, argument, owner)
 
     @property
     def _patterns(self) -> tuple[list[str], list[str]]:

@@ -83,14 +83,14 @@ def test_width_of_variants(tmp_path):
 @pytest.mark.parametrize(
     ("losses", "said", "divisions"),
     [
-        ([[1.0], [1.1], [1.2]], "yes", ["+10.00", "+20.00"]),
-        ([[1.0], [1.1], [0.9]], "no", ["+10.00", "-10.00"]),
-        ([[1.0], [1.1], [float("inf")]], "diverges", ["+10.00", "diverges"]),
+        ([[1.0], [1.1], [1.2]], "yes", ["+10.00 ± 0.00", "+20.00 ± 0.00"]),
+        ([[1.0], [1.1], [0.9]], "no", ["+10.00 ± 0.00", "-10.00 ± 0.00"]),
+        ([[1.0], [1.1], [float("inf")]], "diverges", ["+10.00 ± 0.00", "diverges"]),
         ([[1e-30], [2e-30], [3e-30]], "fitted", ["fitted"] * 2),
     ],
 )
 def test_verdicts(losses, said, divisions):
-    of = pandas.DataFrame([{"variant": "two layers", "h": 5, "losses": [pair * len(STEPS) for pair in losses]}])
+    of = pandas.DataFrame([{"variant": "two layers", "h": 5, "losses": [pair * len(STEPS) for pair in losses]}] * 2)
     table, grid = find("balance-variants").tables(find("balance-variants").settings(seeds=2), of)
     assert table.rows[0][2] == said
     assert [row[2] for row in grid.rows] == divisions

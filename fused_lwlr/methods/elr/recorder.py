@@ -62,10 +62,12 @@ class ELRRecorder:
         ]
         if not self.layers:
             raise ValueError(f"select={select!r} fits none of {len(layers)} layers")
+        selection.check_patterns([layer.name for layer in layers], "select=", "layer of the model")
         self._every, self._momentum = every, momentum
         self._measure = StatisticsPass(self.layers, backend)
         self._seen = 0
-        self._records: list[tuple[int, Tensor, list[float]]] = []
+        # step, norms, rates, and whether a `GradScaler` skips the step, which stays on the device
+        self._records: list[tuple[int, Tensor, list[float], Tensor | None]] = []
         self._handles: list[Any] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
@@ -97,12 +99,13 @@ class ELRRecorder:
     @property
     def history(self) -> ELRHistory:
         """The records so far, on the host."""
-        shape = (len(self._records), len(self.layers))
-        norms = [values.cpu() for _, values, _ in self._records]
+        records = [record for record in self._records if record[3] is None or not record[3].item()]
+        shape = (len(records), len(self.layers))
+        norms = [values.cpu() for _, values, *_ in records]
         grad, weight = torch.stack(norms, dim=1).numpy() if norms else np.empty((2, *shape))
-        rates = np.array([lr for *_, lr in self._records]).reshape(shape)
+        rates = np.array([lr for *_, lr, _ in records]).reshape(shape)
         names = tuple(layer.name for layer in self.layers)
-        return ELRHistory(names, tuple(step for step, *_ in self._records), grad, weight, rates)
+        return ELRHistory(names, tuple(step for step, *_ in records), grad, weight, rates)
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure") if len(args) < 2 else args[1]
@@ -132,15 +135,21 @@ class ELRRecorder:
         if self._records and self._records[-1][0] == self._seen:
             # a closure that is called more than once in a step
             self._records.pop()
-        self._records.append((self._seen, values, self._rates(optimizer)))
+        skipped = getattr(optimizer, "found_inf", None)
+        self._records.append((self._seen, values, self._rates(optimizer), None if skipped is None else skipped.clone()))
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._momentum and self._records and self._records[-1][0] == self._seen:
             values = self._records[-1][1]
+            # such a buffer is in units of steps
+            with_lr = getattr(getattr(optimizer, "options", None), "lr_in_momentum", False)
+            pairs = [(group, param) for group in optimizer.param_groups for param in group["params"]]
+            lrs = {id(param): float(group["lr"]) if with_lr else 1.0 for group, param in pairs}
             for i, layer in enumerate(self.layers):
                 buffer = optimizer.state.get(layer.param, {}).get("momentum_buffer")
                 if buffer is not None and layer.param.grad is not None:
-                    values[0, i] = torch.linalg.vector_norm(layer.of(buffer), dtype=torch.float64)
+                    norm = torch.linalg.vector_norm(layer.of(buffer), dtype=torch.float64)
+                    values[0, i] = norm / lrs[id(layer.param)]
         self._seen += 1
 
     def _rates(self, optimizer: Any) -> list[float]:

@@ -121,6 +121,8 @@ def gradinit_(
     rule = "normalize must be False with optimizer='adam', whose step is sign(g)"
     require(rule, normalize, not normalize or optimizer == "sgd")
     require("mode must be 'official' or 'paper'", mode, mode in get_args(Mode))
+    rule = "normalize must be False with mode='paper' and no gamma, since its step is γ · g / ‖g‖"
+    require(rule, normalize, not (normalize and mode == "paper") or (penalty is None and gamma != math.inf))
     check_model(model, "gradinit_")
     if relative_gamma is not None:
         gamma = relative_gamma
@@ -256,6 +258,7 @@ def _learned(model: nn.Module, network: Network, select: Selector) -> list[bool]
     found = [selection.selects(name, params[name]) for name in network.weights]
     if not any(found):
         raise ValueError(f"select={select!r} fits none of {len(found)} parameters that require a gradient")
+    selection.check_patterns(network.weights, "select=", "parameter that requires a gradient")
     return found
 
 

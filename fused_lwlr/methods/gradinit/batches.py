@@ -87,7 +87,7 @@ def endless(source: Iterable[Any]) -> Iterator[Any]:
         for batch in source:
             taken += 1
             yield batch
-        if iter(source) is source or taken == 0:
+        if isinstance(source, Iterator) or taken == 0:
             raise ValueError(
                 f"batches ended after {taken} minibatches: give a list or a DataLoader, which can start again, or more"
             )

@@ -1,6 +1,7 @@
 """Algorithm 1: measure every layer's mean gradient magnitude, and turn it into learning-rate multipliers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -84,7 +85,10 @@ def calibrate(
     totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
     weight = 1 / numel.to(totals.device).clamp(min=1)
     taken = 0
-    with as_it_was(model), torch.enable_grad():
+    # in half precision a gradient of zero is rounding noise that is too large to tell
+    exact = all(layer.param.dtype in (torch.float32, torch.float64) for layer in layers)
+    precise = torch.autocast(device.type, enabled=False) if exact else nullcontext()
+    with as_it_was(model), torch.enable_grad(), precise:
         if init:
             lwlr_init_(model)
         model.train()

@@ -46,14 +46,14 @@ def completep(
         raise ValueError(f"eps={eps} must be above 0")
     own, small = blocks_of(model, blocks), blocks_of(base, blocks)
     depth = len(own) / len(small)
-    based, matrices = dict(base.named_parameters()), matrices_of(model)
+    based, matrices, of_base = dict(base.named_parameters()), matrices_of(model), matrices_of(base)
     found = {}
     for name, param in model.named_parameters():
         block = next((block for block in own if name.startswith(f"{block}.")), None)
         twin = name if block is None or name in based else small[0] + name.removeprefix(block)
         if twin not in based:
             raise ValueError(f"base= must have the parameters of the model, but it lacks {twin!r}")
-        fan_in, fan_out = growth(name, param, based[twin], matrices.get(name))
+        fan_in, fan_out = growth(name, param, based[twin], matrices.get(name), of_base.get(twin))
         slower, smaller = (1.0, 1.0) if block is None else (depth ** (alpha - 1), depth**alpha)
         found[name] = {"lr": slower / fan_in, "weight_decay": fan_in, "eps": eps / (fan_out * smaller)}
     return found

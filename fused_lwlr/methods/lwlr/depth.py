@@ -85,7 +85,7 @@ def layer_decay(
         # after a block comes the next one, or the head
         depth = inside[0] if inside else len(names) + 1 if depth else 0
         found[name] = decay ** (len(names) + 1 - depth)
-    for pattern in frozen:
+    for pattern in (frozen,) if isinstance(frozen, str) else frozen:
         found |= dict.fromkeys(find(pattern, found, "frozen=", "parameter of the model"), 0.0)
     return found
 
@@ -98,7 +98,10 @@ def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
         raise ValueError("the model has no trainable parameters: set their requires_grad")
     steps = max(len(trained) - 1, 1)
     raw = {name: first + (last - first) * i / steps for i, (name, _) in enumerate(trained)}
-    scale = sum(param.numel() for _, param in trained) / sum(raw[name] * param.numel() for name, param in trained)
+    total = sum(raw[name] * param.numel() for name, param in trained)
+    if not total:
+        raise ValueError(f"{first} and {last}: every trainable tensor would have a rate of 0")
+    scale = sum(param.numel() for _, param in trained) / total
     return {name: raw[name] * scale if name in raw else 1.0 for name, _ in model.named_parameters()}
 
 

@@ -8,6 +8,7 @@ from fused_lwlr.layers import fan_dims, is_conv1d
 
 Rule = Literal["sgd", "adamw"]
 Decay = bool | Literal["sqrt"]
+Matrix = tuple[int, int, int]
 
 
 def mup(
@@ -63,10 +64,10 @@ def mup(
     if params.keys() != based.keys():
         other = sorted(params.keys() ^ based.keys())[0]
         raise ValueError(f"base= must have the parameters of the model, but {other!r} is in only one of them")
-    matrices = matrices_of(model)
+    matrices, small = matrices_of(model), matrices_of(base)
     found: dict[str, Any] = {}
     for name, param in params.items():
-        fan_in, fan_out = growth(name, param, based[name], matrices.get(name))
+        fan_in, fan_out = growth(name, param, based[name], matrices.get(name), small.get(name))
         eta = (fan_out if rule == "sgd" else 1.0) / fan_in
         options = {"lr": eta}
         if decay == "sqrt":
@@ -84,11 +85,11 @@ def mup(
     return found
 
 
-def growth(name: str, param: Tensor, base: Tensor, matrix: tuple[int, int] | None) -> tuple[float, float]:
+def growth(name: str, param: Tensor, base: Tensor, matrix: Matrix | None, small: Matrix | None) -> tuple[float, float]:
     """Returns the ratios of a parameter's fans to the base's.
 
     Args:
-        matrix: which dimensions are inputs and outputs, for the weight of a linear or convolution layer.
+        matrix, small: as of `matrices_of`, for the weight of a linear or convolution layer of the model and of the base.
 
     Raises:
         ValueError: the base has another number of dimensions.
@@ -100,19 +101,25 @@ def growth(name: str, param: Tensor, base: Tensor, matrix: tuple[int, int] | Non
         )
     ratios = [size / small if small else 1.0 for size, small in zip(param.shape, base.shape, strict=True)]
     if matrix is not None:
-        fan_in, fan_out = matrix
-        return ratios[fan_in], ratios[fan_out]
+        fan_in, fan_out, groups = matrix
+        more = groups / (small[2] if small else 1)
+        return ratios[fan_in] / more, ratios[fan_out] * more
     return 1.0, max(ratios, default=1.0, key=lambda ratio: abs(ratio - 1))
 
 
-def matrices_of(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Returns the weights of linear and convolution layers, and which dimensions are their inputs and outputs."""
-    found = {}
+def matrices_of(model: nn.Module) -> dict[str, Matrix]:
+    """Returns the weights of linear and convolution layers, which dimensions are their inputs and outputs, and groups.
+
+    Groups count for transposed convolutions alone: a weight has all inputs and the outputs of one group there, and the
+    inputs of one group and all outputs in other convolutions.
+    """
+    found: dict[str, Matrix] = {}
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
         if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or is_conv1d(module):
-            found[f"{dot}weight"] = fan_dims(module)
+            groups = module.groups if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1
+            found[f"{dot}weight"] = (*fan_dims(module), groups)
         elif isinstance(module, nn.MultiheadAttention):
             names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-            found |= {f"{dot}{name}": (1, 0) for name in names}
+            found |= {f"{dot}{name}": (1, 0, 1) for name in names}
     return found

@@ -155,6 +155,10 @@ class LayerRates(Mapping[str, float]):
         parts = [layer for layer in self.layers if name in (layer.name, split_name(layer.name)[0])]
         if not parts:
             raise ValueError(f"the mapping right of | has {name!r}, but these rates have no such layer or parameter")
+        if isinstance(eta, Mapping):
+            raise ValueError(
+                f"the mapping right of | has options of {name!r}, but rates are numbers: give layers=[rates, options]"
+            )
         numel = sum(layer.numel for layer in parts)
         gradient = sum(layer.numel * layer.gradient for layer in parts) / max(1, numel)
         return LayerRate(name, float(eta), numel, gradient, parts[0].kind, "set")
