@@ -49,7 +49,7 @@ class Entry:
 ADAMW, SGD, LAYERS = "Post-LN, AdamW", "Post-LN, SGD", "Pre-LN, SGD"
 FIFTH = "lower rates in a fifth of it"
 LONGER = ("longer warm-up", "longer")
-"""Controls, which take as much time as the methods or more, see `gradinit_language.STARTS` and `lwlr_language.RATES`."""
+"""Controls that take as long as the methods, see `gradinit_language.STARTS` and `lwlr_language.RATES`."""
 ENTRIES = [
     Entry(ADAMW, "plain", "", gradinit_language.arm("plain", 0.98), 0.0045),
     Entry(ADAMW, "warm-up", FIFTH, gradinit_language.arm("warm-up", 0.98), 0.009),

@@ -84,8 +84,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
             rows.append([f"{momentum:g}", f"{lr:g}", str(step), *values])
     columns = ["momentum", "lr", "step", "Std(E) measured", "predicted", "rank correlation", "apart by a factor of"]
     notes = [
-        f"{settings.data}, means over {settings.seeds} seeds; predicted from the state at step 0; apart: geometric mean "
-        "over layers"
+        f"{settings.data}, means over {settings.seeds} seeds; predicted from the state at step 0",
+        "apart: geometric mean over layers",
     ]
     return [Table(f"E of the layers of {results.model.iloc[0]}", columns, rows, notes, labels=3)]
 

@@ -1,12 +1,10 @@
 """Preparation of a new model before its first step: GradInit, and the calibration of layer-wise rates."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates, calibrate, gradinit_
@@ -99,7 +97,7 @@ def calibrated(
     """The layer-wise rates of a recipe, calibrated at the initial weights; None if it has none.
 
     A minibatch of the calibration is the batch of a step. Magnitudes are taken from its gradient, the mean over passes
-    and processes. All processes get the same rates.
+    and processes, in float32 whatever the precision of the training. All processes get the same rates.
 
     Args:
         model: the result of `processes.spread`.
@@ -108,19 +106,16 @@ def calibrated(
     """
     if recipe.rates != "layerwise":
         return None
-    # in half precision small gradients would be lost without a scale, which is not known yet
-    mixed = torch.autocast(world.device.type, torch.bfloat16) if recipe.amp == "bf16" else nullcontext()
-    with mixed:
-        found = calibrate(
-            model,
-            batches,
-            loss,
-            steps=steps,
-            accumulate=world.accumulation(recipe),
-            init=False,
-            progress=progress and world.first,
-            backend=recipe.backend,
-        )
+    found = calibrate(
+        model,
+        batches,
+        loss,
+        steps=steps,
+        accumulate=world.accumulation(recipe),
+        init=False,
+        progress=progress and world.first,
+        backend=recipe.backend,
+    )
     rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers]
     rates = LayerRates(rows, found.steps)
     return rates.exclude(*left_out) if left_out else rates

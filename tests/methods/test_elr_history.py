@@ -108,10 +108,11 @@ def test_the_same_as_layer_stats():
         assert recorder.history.elr_spread[step] == pytest.approx(stats.elr_spread.item())
 
 
-def test_elr_of_the_momentum_buffer():
+@pytest.mark.parametrize("lr_in_momentum", [False, True])
+def test_elr_of_the_momentum_buffer(lr_in_momentum):
     """The buffer is the update of the weights: without weight decay ‖ΔW‖ = λ · E · ‖W‖."""
     model = net()
-    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, momentum=0.9, lr_in_momentum=lr_in_momentum)
     recorder = ELRRecorder(model, momentum=True).watch(optimizer)
     for step in range(STEPS):
         backward(model)
@@ -140,6 +141,21 @@ def test_scaled_gradients_are_unscaled():
             optimizer.step()
         found.append(recorder.history.elr)
     assert_allclose(*found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, fused_lwlr.SGD])
+def test_steps_that_a_grad_scaler_skips_are_left_out(optimizer):
+    model = net()
+    ours = optimizer(model.parameters(), lr=0.1)
+    recorder = ELRRecorder(model).watch(ours)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (1.0, float("inf"), 1.0):
+        ours.zero_grad()
+        scaler.scale(factor * model(torch.randn(6, 3)).square().mean()).backward()
+        scaler.step(ours)
+        scaler.update()
+    assert len(recorder.history.steps) == 2
+    assert np.isfinite(recorder.history.summary()["elr_mean"])
 
 
 def test_every_so_many_steps_until_told_to_stop():
@@ -208,6 +224,8 @@ def test_wrong_arguments():
         ELRRecorder(model, every=0)
     with pytest.raises(ValueError, match="fits none of 4 layers"):
         ELRRecorder(model, select="conv*")
+    with pytest.raises(ValueError, match="select= has 'typo', which is not a layer of the model"):
+        ELRRecorder(model, select=["0.weight", "typo"])
     with pytest.raises(ValueError, match="steps none of the layers"):
         ELRRecorder(model).watch(torch.optim.SGD(net().parameters()))
     with pytest.raises(ValueError, match="no step was recorded yet"):

@@ -101,6 +101,14 @@ def test_mup_of_other_layers():
     assert [adam[f"{name}.weight"] for name in ("stem", "norm", "up", "table")] == pytest.approx([1, 1, 1 / 3, 1])
 
 
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_mup_of_a_channel_at_a_time(kind):
+    """A depthwise convolution has one input for each output, at any width."""
+    wide, narrow = (nn.ModuleList([kind(width, width, 3, groups=width)]) for width in (16, 4))
+    assert multipliers.mup(wide, narrow, "adamw")["0.weight"] == 1
+    assert multipliers.mup(wide, narrow, "sgd")["0.weight"] == 4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["sgd", "adamw"])
 def test_mup_keeps_updates_at_one_size(rule):
@@ -137,6 +145,11 @@ def test_mup_keeps_updates_at_one_size(rule):
 WRONG = [
     (lambda m: multipliers.depth_increasing(m, -1.0), "-1.0 and 1.0: bounds must not be negative"),
     (lambda m: multipliers.depth_increasing(m.requires_grad_(False)), "no trainable parameters"),
+    (
+        lambda m: multipliers.depth_increasing(nn.Linear(2, 2, bias=False), 0.0),
+        "every trainable tensor would have a rate",
+    ),
+    (lambda m: multipliers.layer_decay(m, 0.5, frozen="stem.*"), "has 'stem.*', which is not a parameter of the model"),
     (lambda m: multipliers.layer_decay(m, 0.0), "decay=0.0 must be above 0 and at most 1"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks="trunk"), "blocks='trunk' is not a Sequential or ModuleList"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks=["a"]), "blocks= has 'a', but the model has no such module"),

@@ -212,14 +212,15 @@ def test_factors():
     assert found.tolist() == [0.5, 2.0]
 
 
-def test_a_failed_initialization_is_reported(monkeypatch):
+@pytest.mark.parametrize("problem", ["the loss is not finite: nan", "the loss after a step of sgd at lr=0.1 is nan"])
+def test_a_failed_initialization_is_reported(problem, monkeypatch):
     def fail(*args, **options):
-        raise ValueError("the loss is not finite: nan")
+        raise ValueError(problem)
 
     monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", fail)
     found = initialize_and_train("metainit", 0.1, model="noshort8x2-nobn", seed=0, **COMMON)
     assert found["first"] is None
-    assert found["problem"] == "the loss is not finite: nan"
+    assert found["problem"] == problem
     assert found["normalized"] is False
 
 

@@ -1,7 +1,7 @@
 """Records effective learning rates while any optimizer trains."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,18 @@ from fused_lwlr.optim.layer_options import Entry, slices_of
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.statistics import StatisticsPass
+
+
+class _Record(NamedTuple):
+    """The norms of gradients and weights before a step, [2, layers], the rates, and whether the step was skipped.
+
+    `skipped` stays on the device: `found_inf` of a `torch.amp.GradScaler`, or None.
+    """
+
+    step: int
+    norms: Tensor
+    rates: list[float]
+    skipped: Tensor | None
 
 
 class ELRRecorder:
@@ -66,8 +78,7 @@ class ELRRecorder:
         self._every, self._momentum = every, momentum
         self._measure = StatisticsPass(self.layers, backend)
         self._seen = 0
-        # step, norms, rates, and whether a `GradScaler` skips the step, which stays on the device
-        self._records: list[tuple[int, Tensor, list[float], Tensor | None]] = []
+        self._records: list[_Record] = []
         self._handles: list[Any] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
@@ -99,13 +110,13 @@ class ELRRecorder:
     @property
     def history(self) -> ELRHistory:
         """The records so far, on the host."""
-        records = [record for record in self._records if record[3] is None or not record[3].item()]
+        records = [record for record in self._records if record.skipped is None or not record.skipped.item()]
         shape = (len(records), len(self.layers))
-        norms = [values.cpu() for _, values, *_ in records]
+        norms = [record.norms.cpu() for record in records]
         grad, weight = torch.stack(norms, dim=1).numpy() if norms else np.empty((2, *shape))
-        rates = np.array([lr for *_, lr, _ in records]).reshape(shape)
+        rates = np.array([record.rates for record in records]).reshape(shape)
         names = tuple(layer.name for layer in self.layers)
-        return ELRHistory(names, tuple(step for step, *_ in records), grad, weight, rates)
+        return ELRHistory(names, tuple(record.step for record in records), grad, weight, rates)
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure") if len(args) < 2 else args[1]
@@ -132,24 +143,24 @@ class ELRRecorder:
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             values[0] /= scale.to(values)
-        if self._records and self._records[-1][0] == self._seen:
+        if self._records and self._records[-1].step == self._seen:
             # a closure that is called more than once in a step
             self._records.pop()
-        skipped = getattr(optimizer, "found_inf", None)
-        self._records.append((self._seen, values, self._rates(optimizer), None if skipped is None else skipped.clone()))
+        found_inf = getattr(optimizer, "found_inf", None)
+        skipped = None if found_inf is None else found_inf.clone()
+        self._records.append(_Record(self._seen, values, self._rates(optimizer), skipped))
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._momentum and self._records and self._records[-1][0] == self._seen:
-            values = self._records[-1][1]
-            # such a buffer is in units of steps
-            with_lr = getattr(getattr(optimizer, "options", None), "lr_in_momentum", False)
-            pairs = [(group, param) for group in optimizer.param_groups for param in group["params"]]
-            lrs = {id(param): float(group["lr"]) if with_lr else 1.0 for group, param in pairs}
+        if self._momentum and self._records and self._records[-1].step == self._seen:
+            norms = self._records[-1].norms
+            # lr of the parameters whose buffers hold it
+            groups = [group for group in optimizer.param_groups if group.get("lr_in_momentum")]
+            lrs = {id(param): float(group["lr"]) for group in groups for param in group["params"]}
             for i, layer in enumerate(self.layers):
                 buffer = optimizer.state.get(layer.param, {}).get("momentum_buffer")
                 if buffer is not None and layer.param.grad is not None:
                     norm = torch.linalg.vector_norm(layer.of(buffer), dtype=torch.float64)
-                    values[0, i] = norm / lrs[id(layer.param)]
+                    norms[0, i] = norm / lrs.get(id(layer.param), 1.0)
         self._seen += 1
 
     def _rates(self, optimizer: Any) -> list[float]:

@@ -38,7 +38,8 @@ def calibrate(
     Layer i has m_i parameters; the first sum runs over minibatches t (Initializing the Layer-wise Learning Rate,
     Algorithm 1). Every parameter is a layer. Query, key and value of a fused projection are three layers.
 
-    The model is in training mode while gradients are computed. Afterwards, also if this raises, its weights, buffers,
+    The model is in training mode while gradients are computed, and without autocast around this call if its parameters
+    are in single or double precision. Afterwards, also if this raises, its weights, buffers,
     `.grad`, training modes and the random number generators are restored.
 
     Args:
@@ -85,7 +86,7 @@ def calibrate(
     totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
     weight = 1 / numel.to(totals.device).clamp(min=1)
     taken = 0
-    # in half precision a gradient of zero is rounding noise that is too large to tell
+    # rounding noise of half precision cannot be told from a gradient
     exact = all(layer.param.dtype in (torch.float32, torch.float64) for layer in layers)
     precise = torch.autocast(device.type, enabled=False) if exact else nullcontext()
     with as_it_was(model), torch.enable_grad(), precise:

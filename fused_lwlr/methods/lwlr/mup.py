@@ -89,7 +89,8 @@ def growth(name: str, param: Tensor, base: Tensor, matrix: Matrix | None, small:
     """Returns the ratios of a parameter's fans to the base's.
 
     Args:
-        matrix, small: as of `matrices_of`, for the weight of a linear or convolution layer of the model and of the base.
+        matrix, small: the result of `matrices_of` for this weight in the model and in the base; None for other
+            parameters.
 
     Raises:
         ValueError: the base has another number of dimensions.
