@@ -77,14 +77,15 @@ GRAIN = 1 << 16
 """Elements of a table that are worth a second thread of a CPU."""
 
 LEAST_RESIDENT = {"step": (10, 8, 6), "queue": (8, 8, 6), "statistics": (6,)}
-"""Programs with blocks of 1,024 elements that a multiprocessor must have the registers for: by kernel, and by the
-number of state columns of the rule (the last also for more). Programs of the queue wait for tickets, tables and other
-programs as well as for data. On an H200 more of them are faster, although their scalars are spilled then: in bfloat16,
-AdamW with LAMB takes 165 µs with 6 and 196 µs with 4 on ResNet-50, SGD with ELR 96 µs with 8 and 105 µs with 5."""
+"""Programs with blocks of 1,024 elements that must fit on a multiprocessor at once: by kernel, and by the number of
+state columns of the rule (the last also for more). The limit for the registers of a thread follows from it. Programs of
+the queue wait for tickets, tables and other programs as well as for data. On an H200 more of them are faster, although
+their scalars are spilled then: in bfloat16, AdamW with LAMB takes 165 µs with 6 and 196 µs with 4 on ResNet-50, SGD
+with ELR 96 µs with 8 and 105 µs with 5."""
 
 
 def least_resident(kernel: str, states: int = 0) -> int:
-    """Returns the programs of a kernel that a multiprocessor must have the registers for, see `LEAST_RESIDENT`."""
+    """Returns the programs of a kernel that must fit on a multiprocessor at once, see `LEAST_RESIDENT`."""
     programs = LEAST_RESIDENT[kernel]
     return programs[min(states, len(programs) - 1)]
 

@@ -18,12 +18,13 @@ CALLS = tuple(
 """A formula may call these functions, and other formulas."""
 SYNTAX = (
     ast.Assign, ast.AugAssign, ast.Return, ast.Expr, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
-    ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.UAdd, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
+    ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
     ast.GtE, ast.Store, ast.Load,
 )  # fmt: skip
 """Python that means the same to PyTorch and to Triton. Names, calls and comparisons are checked apart."""
 NAMES: dict[type[ast.AST], str] = {
-    ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**",
+    ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**", ast.UAdd: "a sign +",
+    ast.Assign: "an assignment to two names",
     ast.BoolOp: "and or or", ast.Not: "not", ast.Compare: "a comparison of more than two values",
     ast.Attribute: "a name with a dot", ast.Lambda: "lambda", ast.Constant: "a constant that is no number",
 }  # fmt: skip
@@ -40,7 +41,10 @@ def check_formula(function: Any, name: str) -> tuple[str, ...]:
     tree = _tree(function)
     if tree is None:
         raise ValueError(f"{name} must be a function that is defined by def in a file, not {function!r:.80}")
-    problem = _problem(function, tree)
+    try:
+        problem = _problem(function, tree)
+    except RecursionError:
+        problem = "a call of itself"
     if problem is not None:
         raise ValueError(
             f"{name} cannot be compiled, since it has {problem}: write it with operators, numbers, and where, minimum, "
@@ -71,7 +75,7 @@ def _tree(function: Any) -> ast.FunctionDef | None:
 def _problem(function: FunctionType, tree: ast.FunctionDef) -> str | None:
     """Returns the name of something in a formula that cannot be compiled, or None."""
     given, code = tree.args, function.__code__
-    if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args:
+    if given.posonlyargs or given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args:
         return "arguments other than one or more plain names"
     if any(not isinstance(each, ast.Name) or each.id != "staticmethod" for each in tree.decorator_list):
         return "a decorator"
@@ -96,6 +100,8 @@ def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
         name = "arithmetic with a comparison"
     elif isinstance(node, ast.Compare):
         right = len(node.ops) == 1
+    elif isinstance(node, ast.Assign):
+        right = len(node.targets) == 1
     elif isinstance(node, ast.Call):
         called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
         right = not node.keywords and isinstance(called, FunctionType)

@@ -180,8 +180,7 @@ class Gate(NamedTuple):
             largest Σw² in place of the sum if weights are rescaled. None if no option needs them.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
         skip: whether one non-finite gradient element prevents all writes.
-        grad_scale: float32 of one element, the loss scale: gradients are divided by it
-            everywhere, in statistics and totals too.
+        grad_scale: float32 of one element, the loss scale: gradients are divided by it, in statistics and totals too.
         found_inf: float32 of one element: a value other than 0 prevents all writes.
     """
 

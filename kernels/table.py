@@ -19,7 +19,7 @@ STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 SMALL = 1 << 42
-"""Below most addresses. The data pointer of a tensor whose memory was freed is its offset in bytes."""
+"""Below most addresses. A tensor whose memory was freed has its offset in bytes as data pointer, a small number."""
 
 
 class Gradients(NamedTuple):
@@ -43,7 +43,8 @@ class Row(NamedTuple):
         multiplier: the learning-rate multiplier η.
         scaled: whether a `Scale` acts on this row.
         power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of rows with
-            `counts_for_max_norm`; 0 for no division. The momentum buffer is divided, too.
+            `counts_for_max_norm`; 0 for no division, and with a `Retraction`. The first state, which is the momentum,
+            is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
         hyper: the index of its hyper row when its parameter has a gradient.
     """

@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from fused_lwlr.kernels.native.c_library import CompileError, compiler, load_library
 from fused_lwlr.kernels.native.control import write
 from fused_lwlr.kernels.native.ttir import UnsupportedError, parse
+from fused_lwlr.kernels.tensors import PROCESS
 
 FLAGS = (
     "-std=gnu11", "-w",
@@ -36,7 +37,6 @@ TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
     torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-PROCESS = os.getpid()
 
 
 def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) -> Callable[..., None]:
@@ -58,7 +58,8 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
             f"{kernel.__name__} cannot be compiled for this CPU, because triton {triton.__version__} writes {error}: "
             "pass backend='torch'"
         ) from None
-    layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]))
+    # padded at the end like a struct of C
+    layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]) + "0P")
     parallel = _parallel()
 
     def run(programs: int, arguments: Sequence[Any], alone: bool) -> None:

@@ -156,6 +156,8 @@ def _conversion(op: Operation, operand: str) -> str:
             return f"bits_{source}_{target}({operand})"
         if name == "arith.extsi" and source == "i1":
             return f"-({C_TYPES[target]}){operand}"
+        if name == "arith.extui" and source != "i1":
+            return f"({C_TYPES[target]})(u{C_TYPES[source]}){operand}"
         return f"({operand} & 1)" if target == "i1" else f"({C_TYPES[target]}){operand}"
     if name == "arith.extf":
         return f"({C_TYPES[target]})" + (operand if source == "f32" else f"of_{source}({operand})")

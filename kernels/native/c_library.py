@@ -28,7 +28,10 @@ def compiler() -> tuple[list[str], str]:
     Raises:
         CompileError: no compiler is installed, or it does not run.
     """
-    command = shlex.split(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "")
+    try:
+        command = shlex.split(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "")
+    except ValueError as error:
+        raise CompileError(f"the environment variable CC is not a command ({error})") from error
     if not command:
         raise CompileError("no C compiler was found: install gcc or clang, or set the environment variable CC")
     try:

@@ -32,8 +32,8 @@ class Loop:
 
     Attributes:
         arrays: the arrays of results that are needed after the loop.
-        starts: of loads and stores in lane order, the address of lane 0, and whether it is memory without meaning if
-            the condition of the mask is false.
+        starts: of loads and stores in lane order, the address of lane 0, and whether it points to a dummy array if the
+            condition of the mask is false, so that lanes need no test.
     """
 
     size: int
@@ -101,7 +101,8 @@ class Lanes(Values):
         ends = [mask.end for mask in masks if isinstance(mask, Mask) and mask.end is not None]
         if ends:
             self._body(loop, "0", ends[0], {ends[0]: True})
-            if loop.arrays:
+            stores = [self._mask(op.operands[2:]) for op in loop.operations if op.name == "tt.store"]
+            if loop.arrays or any(mask is None or mask.end != ends[0] for mask in stores):
                 self._body(loop, ends[0], str(loop.size), {ends[0]: False})
         else:
             self._body(loop, "0", str(loop.size), {})

@@ -177,7 +177,7 @@ class Values:
 
 
 def as_mask(form: Form | None) -> Mask | None:
-    """Returns a form as a mask if it has one condition for all lanes before its end."""
+    """Returns a form as a mask, if it is one condition for all lanes, or for the lanes before an end."""
     return Mask(form.text, None) if isinstance(form, Uniform) else form if isinstance(form, Mask) else None
 
 

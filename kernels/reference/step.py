@@ -102,8 +102,8 @@ def step(
         if grad is None:
             if not row.power:
                 continue
-            # a row that is only rescaled is not counted, and its average stays
-            steps = ema = None
+            # a row that is only rescaled is not counted, has no factor, and its average stays
+            steps, ema, row = None, None, row._replace(scaled=False)
         h, count = hyper[table.hyper_row[i]], table.steps.item(row.tensor) if steps is None else steps
         read = param, grad, master_weight, *stored
         w, results = new_values(shared, row, i, h, count, read, statistics, radii)
@@ -177,8 +177,10 @@ def new_values(
         s["direction"], rho = finalize()
     w = moved(rule.decay, w, d, lr, weight_decay, s["direction"])
     if row.power:
+        # the first state is the momentum
+        momentum, *others = results
         shrink = shared.shrink**row.power
-        w, results = times(w, shrink), [None if each is None else times(each, shrink) for each in results]
+        w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
     return times(w, rho), list(results)
 
 

@@ -80,12 +80,22 @@ _APPROXIMATE = {**_MEANING, formula.sqrt: _approximate_sqrt, formula.divide: _ap
 instructions."""
 
 
-@cache
 def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
     """Returns a Triton function compiled from a formula's source, with Triton's version of each name.
 
     With `exact`, quotients and roots in single precision are rounded correctly.
     """
+    return _compiled(function, exact, _outside(function))
+
+
+def _outside(function: Any) -> tuple[Any, ...]:
+    """Returns the values of the names outside of a formula, and of formulas that it calls: numbers may change."""
+    found = map(function.__globals__.get, function.__code__.co_names)
+    return tuple([_outside(each) if type(each) is FunctionType and each not in _MEANING else each for each in found])
+
+
+@cache
+def _compiled(function: Callable[..., Tensor], exact: bool, outside: tuple[Any, ...]) -> Any:
     meanings, names = _MEANING if exact else _APPROXIMATE, {"tl": tl}
     for name, value in function.__globals__.items():
         if isinstance(value, FunctionType):

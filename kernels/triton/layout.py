@@ -10,7 +10,7 @@ from torch import Tensor
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.tensors import real
 
-# bits of a row's flags, and the bit at which p of Ŵᵖ begins
+# SCALED and KNOWN are masks of a row's flags, POWER is the shift of p of Ŵᵖ
 SCALED, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 
 

@@ -194,8 +194,8 @@ def queue_kernel(
                 coefficients = COEFFICIENTS(hyper, steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and code % 2 == 0:
-            # a direction loads all columns, so one block keeps enough loads in flight; for the order of `add_norms`
-            # the factor of a magnitude must not be 1 at compile time
+            # A direction loads all columns, so one block keeps enough loads in flight. A factor that is 1 at compile
+            # time would be removed, and with it the order of operations that `add_norms` wants.
             factor = unscale if DIRECTION else sign * unscale
             sums = visit(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
@@ -237,7 +237,7 @@ def queue_kernel(
             )
             divisor = _power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             rate = lr * ratio
-            # a None that is assigned to a name first cannot be a member of a tuple
+            # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
             new_squares = visit(
                 step_and_add, at, aligned, stop,
                 (

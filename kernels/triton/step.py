@@ -126,7 +126,7 @@ def _queued(
         )  # fmt: skip
 
     def take() -> Tensor | None:
-        launch(kernel, items, arguments, most)
+        launch(kernel, items, arguments, most, counts=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.finish()
         if target not in (None, "direction"):

@@ -122,7 +122,10 @@ def _add_five_and_maximum(a, b, c, d, e, f, g, h, i, j, k, m):
 
 @triton.jit
 def total(sums, MAXIMUM: tl.constexpr):
-    """Totals of 1, 4 or 6 accumulators; with MAXIMUM the third of 6 is one. One reduction has the barriers of one."""
+    """Totals of 1, 4 or 6 accumulators; with MAXIMUM the third of 6 is a maximum.
+
+    One reduction of all of them costs the barriers of a single one.
+    """
     if len(sums) == 1:
         return tl.reduce(sums, 0, _add)
     elif len(sums) == 4:

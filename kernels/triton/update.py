@@ -97,7 +97,7 @@ def step_block(
     at,
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
-    numbers,  # (lr · η · s, weight decay, factors, coefficients, ρ or 1 / Ŵᵖ, 1 / Ŵᵖ, hyper, key or None, start)
+    numbers,  # (lr · η · s, decay, factors, coefficients, rho: ρ or 1 / Ŵᵖ, shrink: 1 / Ŵᵖ, hyper, key or None, start)
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,
     DECAY: tl.constexpr,
@@ -107,8 +107,8 @@ def step_block(
 ):
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
-    In `numbers`, the weight decay is decoupled and times lr · η · s. The two factors after the coefficients multiply
-    the new weight and the new momentum. `key` is for stochastic rounding, `start` the position of the tile in the row.
+    In `numbers`, `decay` is lr · η · s · λ of decoupled weight decay. `rho` multiplies the new weight, `shrink` the new
+    first state. `key` is for stochastic rounding, `start` the position of the tile in the row.
     """
     rate, decay, factors, coefficients, rho, shrink, hyper, key, start = numbers
     w, d, states = new_values(

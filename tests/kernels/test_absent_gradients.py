@@ -7,7 +7,7 @@ from tables import HYPER, SGD, equal, equal_column, make, totals, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import LARS
-from fused_lwlr.kernels import Gate, Row, Table, reference, triton
+from fused_lwlr.kernels import ADAMW, Gate, Row, Scale, Table, reference, triton
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 SHAPES = [(6, 5), (1030,), (3, 4), (0,), (7,), (2, 1)]
@@ -126,6 +126,35 @@ def test_rescaled_rows_without_a_gradient(backend):
         for name in extra:
             same(table.columns[name][i], before[name][i])
     assert [table.columns["step"][i].item() for i in (0, 2)] == [1, 3]
+
+
+def quotient(norm, weight_norm):
+    return weight_norm / norm
+
+
+@every_backend
+def test_a_rescaled_row_without_a_gradient_has_no_factor(backend):
+    made = make("sgd", [(6, 8), (6, 8)], torch.float32, torch.device("cpu"))
+    columns = {**made.columns, "grad": some(made.columns["grad"], (0,))}
+    table = Table(columns, [Row(0, scaled=True), Row(1, scaled=True, power=1, counts_for_max_norm=True)])
+    table.hyper_row = [0, 1]
+    before = columns["param"][1].double()
+    gate = Gate(totals(backend, table, grad=False))
+    backend.step(SGD, table, [HYPER["sgd"][0], SGD.rescale_only], Scale(quotient, "gradient"), gate)
+    close(columns["param"][1], (before / before.norm()).float())
+
+
+@every_backend
+def test_a_rescaled_row_has_its_first_state_divided(backend):
+    """The first state is the momentum; the others, such as second moments, have another scale."""
+    made = make("adamw", [(6, 8)], torch.float32, torch.device("cpu"))
+    table, plain = (Table(twin(made).columns, [Row(0, power=p, counts_for_max_norm=bool(p))]) for p in (1, 0))
+    norm = table.columns["param"][0].double().norm().float()
+    backend.step(ADAMW, table, HYPER["adamw"][:1], gate=Gate(totals(backend, table)))
+    backend.step(ADAMW, plain, HYPER["adamw"][:1])
+    close(table.columns["param"][0], plain.columns["param"][0] / norm)
+    close(table.columns["exp_avg"][0], plain.columns["exp_avg"][0] / norm)
+    same(table.columns["exp_avg_sq"][0], plain.columns["exp_avg_sq"][0])
 
 
 def test_a_rescaled_row_in_parts_of_other_memory_without_a_gradient():

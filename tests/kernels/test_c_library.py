@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fused_lwlr.kernels.native.c_library import compiler, load_library
+from fused_lwlr.kernels.native.c_library import CompileError, compiler, load_library
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +57,14 @@ def test_a_library_is_compiled_once_for_each_key_and_compiler(library, folder, m
         assert library.compiled == count
     compiler.cache_clear()
     assert len(list(folder.iterdir())) == 3 * len([".c", ".so"])
+
+
+def test_a_compiler_that_is_not_a_command_is_named(monkeypatch):
+    monkeypatch.setenv("CC", "it's")
+    compiler.cache_clear()
+    with pytest.raises(CompileError, match=r"the environment variable CC is not a command \(No closing quotation\)"):
+        compiler()
+    compiler.cache_clear()
 
 
 def test_other_users_cannot_write_to_the_cache(library, folder):

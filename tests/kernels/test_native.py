@@ -121,6 +121,32 @@ def test_an_unknown_operation_is_refused_by_name(kernel, meta, named):
         compile_kernel(kernel, (torch.ones(256), torch.ones(256)), meta)
 
 
+@triton.jit
+def two_masks(x, y, first, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    value = tl.load(x + offsets)
+    tl.store(y + offsets, value + 1, mask=offsets < first)
+    tl.store(y + BLOCK + offsets, value + 2, mask=offsets < 2 * first)
+    tl.store(y + 2 * BLOCK + offsets, value + 3)
+
+
+def test_stores_in_one_loop_have_their_own_masks():
+    found = torch.zeros(3, 64)
+    run(two_masks, torch.zeros(64), found, 5, BLOCK=64)
+    assert found.count_nonzero(dim=1).tolist() == [5, 10, 64]
+
+
+@triton.jit
+def without_sign(x, y):
+    tl.store(y, tl.load(x).to(tl.uint32, bitcast=True).to(tl.int64))
+
+
+def test_numbers_without_a_sign_are_widened_by_zeros():
+    found = torch.zeros(1, dtype=torch.int64)
+    run(without_sign, torch.tensor([-1], dtype=torch.int32), found)
+    assert found.item() == 2**32 - 1
+
+
 def step(table, threads):
     """Takes two steps with all kinds of partial sums."""
     before = torch.get_num_threads()
@@ -194,15 +220,18 @@ def python(code, **environment):
 
 
 @pytest.mark.long
-def test_a_process_that_is_forked_steps():
-    """A child process does not have the threads of OpenMP, and must not wait for them."""
-    code = """
+@pytest.mark.parametrize(
+    ("options", "before"), [("momentum=0.9, scaling=fused_lwlr.LARS()", "optimizer.step()"), ("momentum=0", "")]
+)
+def test_a_process_that_is_forked_steps(options, before):
+    """A child process does not have the threads of OpenMP, and must not wait for them, also in its first step."""
+    code = f"""
 import os, torch, fused_lwlr
 torch.set_num_threads(4)
 p = torch.nn.Parameter(torch.ones(500_000))
 p.grad = torch.ones_like(p)
-optimizer = fused_lwlr.SGD([p], lr=0.1, momentum=0.9, scaling=fused_lwlr.LARS())
-optimizer.step()
+optimizer = fused_lwlr.SGD([p], lr=0.1, {options})
+{before}
 child = os.fork()
 optimizer.step()
 if child:

@@ -147,6 +147,16 @@ def test_nothing_to_skip(name, row, nonfinite, backend, device):
                 close(ours.state[p][key], value.to(p.device), steps)
 
 
+@every_backend
+@every_name
+def test_steps_of_an_empty_parameter_count(name, backend, device):
+    """A launch without elements counts as well, as on a process that holds no part of a sharded parameter."""
+    [(_, p)] = named = parameters([(0, 4)], torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], nonfinite="skip", backend=backend)
+    train((ours,), (named,), 3)
+    assert ours.state[p]["step"].item() == 3
+
+
 @nan_arithmetic
 @every_backend
 @every_row

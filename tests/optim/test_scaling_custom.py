@@ -1,10 +1,11 @@
 """Custom scalings: any formula, target and numbers."""
 
+import sys
 from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cases import every_case, every_name
+from cases import every_backend, every_case, every_name
 from own_scalings import Aligned, AtLeast, Six
 from papers import Paper
 from steps import OURS, gradients, identical, parameters, snapshot, train, twin
@@ -267,6 +268,23 @@ def with_a_quotient_of_single_precision(norm):
     return divide(1.0, norm)
 
 
+def with_a_sign(norm):
+    return +norm
+
+
+def with_two_names(norm):
+    one = other = norm
+    return one * other
+
+
+def with_places(norm, /, weight_norm):
+    return norm * weight_norm
+
+
+def itself(norm):
+    return itself(norm)
+
+
 def through_another(norm):
     return with_a_call(norm)
 
@@ -277,6 +295,10 @@ REFUSED = {
     "divide": (own(with_a_quotient_of_single_precision), "since it has a call of 'divide'"),
     "loop": (own(with_a_loop), "since it has for"),
     "power": (own(with_a_power), r"since it has \*\*"),
+    "sign": (own(with_a_sign), r"since it has a sign \+"),
+    "two names": (own(with_two_names), "since it has an assignment to two names"),
+    "places": (own(with_places), "since it has arguments other than one or more plain names"),
+    "itself": (own(itself), "since it has a call of itself"),
     "comparison": (own(with_a_comparison), "since it has arithmetic with a comparison"),
     "another": (own(through_another), "a call of 'with_a_call', which has a call of 'torch.sqrt'"),
     "bool": (own(least_of_two), "must return a factor that depends on its arguments, not tensor"),
@@ -305,6 +327,24 @@ def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name
     with pytest.raises(ValueError, match=message):
         ours.scaling = scaling
     assert ours.scaling is None
+
+
+TRUST = 1.0
+
+
+def trusted(norm):
+    return norm * TRUST / norm
+
+
+@every_backend
+def test_a_number_outside_of_a_formula_may_change_between_optimizers(backend, device, monkeypatch):
+    for trust in (1.0, 5.0):
+        monkeypatch.setattr(sys.modules[__name__], "TRUST", trust)
+        named = parameters([(3, 7)], torch.float32, device)
+        ours = OURS["sgd"](named, lr=0.1, scaling=own(trusted), backend=backend)
+        gradients(named)
+        ours.step()
+        assert ours.layer_stats().trust_ratio.item() == trust
 
 
 # GPUs compile the first one
