@@ -23,7 +23,7 @@ DATA = "pairs:numbers"
 HELD_OUT = 200
 """Pairs; the rates are chosen on half of them."""
 CONTEXT = 31
-"""The longest number has 30 characters; END follows."""
+"""The longest pair has 29 characters, 30 with END."""
 NO_SOURCE = 0.3
 """Least loss in nats a character without the source: the 1,000 numbers have log(1000) / 23 characters with END."""
 STEPS = 250
