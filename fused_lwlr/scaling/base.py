@@ -177,7 +177,16 @@ class Scaling:
         self.check_patterns(names, f"{type(self).__name__}(select=...)", "parameter of this optimizer")
 
     def check_patterns(self, names: Iterable[str], argument: str, owner: str) -> None:
-        """Raises ValueError if a pattern matches none of the names, which are those of `owner`."""
+        """Check that every pattern of the selector matches a name.
+
+        Args:
+            names: the known names.
+            argument: the argument that gave the selector, for the message.
+            owner: the kind of the names, for the message.
+
+        Raises:
+            ValueError: a pattern matches no name.
+        """
         if not callable(self.select):
             known = dict.fromkeys(names)
             for pattern in chain(*self._patterns):
