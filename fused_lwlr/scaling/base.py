@@ -158,39 +158,29 @@ class Scaling:
             return Scaling(select=type(self).select).selects(name, param)
         return matches(name, chosen)
 
-    def check(self, names: Iterable[str] | None) -> None:
+    def check(
+        self, names: Iterable[str] | None, argument: str = "", owner: str = "parameter of this optimizer"
+    ) -> None:
         """Check that the selector fits the parameters of an optimizer.
 
         Args:
             names: the names of the parameters; None if they have none.
+            argument, owner: the argument that gave the selector, and the kind of the names, for messages.
 
         Raises:
             ValueError: a selector by names without names, or a pattern that matches no name.
         """
         if callable(self.select):
             return
+        argument = argument or f"{type(self).__name__}(select=...)"
         if names is None:
             raise ValueError(
-                f"{type(self).__name__}(select=...) goes by names, but the parameters were given without: "
-                "pass model.named_parameters(), or groups of named parameters"
+                f"{argument} goes by names, but the parameters were given without: pass model.named_parameters(), or "
+                "groups of named parameters"
             )
-        self.check_patterns(names, f"{type(self).__name__}(select=...)", "parameter of this optimizer")
-
-    def check_patterns(self, names: Iterable[str], argument: str, owner: str) -> None:
-        """Check that every pattern of the selector matches a name.
-
-        Args:
-            names: the known names.
-            argument: the argument that gave the selector, for the message.
-            owner: the kind of the names, for the message.
-
-        Raises:
-            ValueError: a pattern matches no name.
-        """
-        if not callable(self.select):
-            known = dict.fromkeys(names)
-            for pattern in chain(*self._patterns):
-                find(pattern, known, argument, owner)
+        known = dict.fromkeys(names)
+        for pattern in chain(*self._patterns):
+            find(pattern, known, argument, owner)
 
     @property
     def _patterns(self) -> tuple[list[str], list[str]]:

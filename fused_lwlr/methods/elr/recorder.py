@@ -74,7 +74,7 @@ class ELRRecorder:
         ]
         if not self.layers:
             raise ValueError(f"select={select!r} fits none of {len(layers)} layers")
-        selection.check_patterns([layer.name for layer in layers], "select=", "layer of the model")
+        selection.check([layer.name for layer in layers], "select=", "layer of the model")
         self._every, self._momentum = every, momentum
         self._measure = StatisticsPass(self.layers, backend)
         self._seen = 0

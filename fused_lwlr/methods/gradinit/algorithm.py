@@ -258,7 +258,7 @@ def _learned(model: nn.Module, network: Network, select: Selector) -> list[bool]
     found = [selection.selects(name, params[name]) for name in network.weights]
     if not any(found):
         raise ValueError(f"select={select!r} fits none of {len(found)} parameters that require a gradient")
-    selection.check_patterns(network.weights, "select=", "parameter that requires a gradient")
+    selection.check(network.weights, "select=", "parameter that requires a gradient")
     return found
 
 
