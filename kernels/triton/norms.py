@@ -161,9 +161,9 @@ def finalize_row(
         outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + 3 * rows + row, rho.to(tl.float32))
-        tl.store(statistics + 8 * row + 5, direction_sq_sum)
-        tl.store(statistics + 8 * row + 6, dot)
-        tl.store(statistics + 8 * row + 7, moved_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
+        tl.store(statistics + STATISTICS * row + 5, direction_sq_sum)
+        tl.store(statistics + STATISTICS * row + 6, dot)
+        tl.store(statistics + STATISTICS * row + 7, moved_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
 
 
 @triton.jit
