@@ -394,6 +394,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: an entry of the dict does not fit the optimizer, or is invalid. The optimizer
                 does not change, also if a hook raises.
         """
+        if self._buckets is not None:
+            # waits for buckets that are not stepped yet: they would step the new state
+            self._buckets.read_weights()
         self.complete_groups()
         state_dict = require_dict(state_dict, "a state dict").copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():

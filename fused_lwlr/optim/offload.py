@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.in_backward import StepInBackward, check_given, params_of
-from fused_lwlr.optim.plans import Plans
 
 
 class CPUOffload(StepInBackward):
@@ -35,25 +34,19 @@ class CPUOffload(StepInBackward):
 
     def remove(self) -> None:
         """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer."""
-        wait(self._jobs)
+        self._finish()
         if self._handles is not None:
             super().remove()
             exchange(self._optimizer, self._sources)
 
     def reset(self) -> None:
         """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
-        wait(self._jobs)
+        self._finish()
         self._jobs = []
         super().reset()
         for param in self._params():
             # `optimizer.zero_grad()` does not know the parameters of the model
             param.grad = None
-
-    def end_step(self, closure: Any) -> tuple[Plans, ...]:
-        """Steps the parameters that have a gradient still, and waits for all of them. Returns the plans."""
-        plans = super().end_step(closure)
-        self._stream.lead()
-        return plans
 
     def read_weights(self) -> None:
         """Takes weights of the model that were changed since the last copy into the parameters of the optimizer."""
@@ -80,13 +73,20 @@ class CPUOffload(StepInBackward):
         self._stream.follow()
         self._stream.copy([*self._changed(params), *zip(grads, device_grads, strict=True)])
         arrived = self._stream.mark()
+        self._versions.update((param, param._version) for param in params)
         for param in params:
             param.grad = None
         self._jobs.append(self._thread.submit(self._step_copies, params, grads, arrived))
 
+    def _finish(self) -> None:
+        """Waits for full buckets. Later work of the device comes after the copies of their weights."""
+        wait(self._jobs)
+        self._stream.lead()
+
     def _wait(self) -> None:
+        # Ctrl-C may end the wait: then the jobs stay known
+        self._finish()
         jobs, self._jobs = self._jobs, []
-        wait(jobs)
         for job in jobs:
             job.result()
 
@@ -99,7 +99,8 @@ class CPUOffload(StepInBackward):
                 copy.grad_dtype = grad.dtype
             copy.grad = grad
         super()._step_bucket(copies)
-        self._send(params)
+        # not over weights that were changed since, as by loading a checkpoint after a backward pass that raised
+        self._send([param for param in params if param._version == self._versions[param]])
 
     def _changed(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Returns the weights that were changed since the last copy: each as the copy and the parameter."""

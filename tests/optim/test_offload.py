@@ -106,6 +106,18 @@ def named(model):
     return list(model.named_parameters())
 
 
+def held(handle):
+    """Buckets wait until the result is set, as where the CPU has other work."""
+    go, mark = threading.Event(), handle._stream.mark
+
+    def late():
+        arrived = mark()
+        return lambda: (go.wait(30), arrived())
+
+    handle._stream.mark = late
+    return go
+
+
 def sides(cls, device, dtype=torch.float32, size=200, **options):
     """Two models of the same weights: one stepped by hand, and one that is offloaded."""
     model = Net().to(device, dtype)
@@ -314,6 +326,73 @@ def test_backward_that_raises(stream, device):
     model(x).sum().backward()
     optimizer.step()
     assert {float(optimizer.state[p]["step"]) for p in optimizer.param_groups[0]["params"]} == {1.0, 2.0}
+
+
+def fails_in_backward(device):
+    """A model that was stepped once, its optimizer, the handle, and a backward pass that raised while buckets wait."""
+    model = deep(4).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1)
+    handle = offload_to_cpu(model, optimizer, max_bytes=1)
+    x = uniform((4, 32), torch.float32, device)
+    model(x).sum().backward()
+    optimizer.step()
+    checkpoint = deepcopy((model.state_dict(), optimizer.state_dict()))
+    go, hook = held(handle), model[1].register_full_backward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(x).sum().backward()
+    hook.remove()
+    return model, optimizer, handle, checkpoint, go
+
+
+@pytest.mark.parametrize("order", ["zero_grad model optimizer", "optimizer model", "model optimizer"])
+def test_a_checkpoint_after_backward_that_raises(order, stream, device):
+    """Weights and state are those of the checkpoint: no bucket that waits steps them or is copied over them."""
+    model, optimizer, handle, (weights, state), go = fails_in_backward(device)
+    calls = {
+        "zero_grad": optimizer.zero_grad,
+        "model": lambda: model.load_state_dict(weights),
+        "optimizer": lambda: optimizer.load_state_dict(state),
+    }
+    for name in order.split():
+        if name != "model":
+            threading.Timer(0.1, go.set).start()
+        calls[name]()
+    # all steps are taken, and all copies have landed
+    optimizer.zero_grad()
+    handle._stream.lead()
+    assert identical(model.state_dict(), weights)
+    assert identical(saved(optimizer.state_dict()), saved(state))
+
+
+def test_removed_after_backward_that_raises(stream, device):
+    """The model has the weights of the buckets that were stepped."""
+    model, optimizer, handle, (weights, _), go = fails_in_backward(device)
+    threading.Timer(0.1, go.set).start()
+    handle.remove()
+    stepped = {name for name, param in named(model) if optimizer.state[param]["step"] == 2}
+    assert 0 < len(stepped) < len(weights)
+    assert stepped == {name for name, weight in model.state_dict().items() if not identical(weight, weights[name])}
+
+
+def test_interrupted_while_a_step_waits(device, monkeypatch):
+    """Ctrl-C loses no bucket: the next step() waits for all of them."""
+    model = deep(2).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1)
+    go = held(offload_to_cpu(model, optimizer, max_bytes=1))
+    model(uniform((4, 32), torch.float32, device)).sum().backward()
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(offload, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    threading.Timer(0.1, go.set).start()
+    optimizer.step()
+    copies = optimizer.param_groups[0]["params"]
+    assert [float(optimizer.state[copy]["step"]) for copy in copies] == [1.0] * 4
+    assert identical([copy.detach() for copy in copies], [param.detach().cpu() for param in model.parameters()])
 
 
 def test_gradients_that_are_dropped(stream, device):
