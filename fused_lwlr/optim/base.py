@@ -230,9 +230,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._report()
         loss = None
         if closure is not None:
+            if self._buckets is not None:
+                raise RuntimeError(
+                    f"step(closure) after {self._buckets.called}: the closure's backward() would step parameters "
+                    "before the step; call backward(), and then step() without a closure"
+                )
             with torch.enable_grad():
                 loss = closure()
-        # GradScaler sets these for the time of a step
+        # GradScaler sets these, and deletes them after a step that did not raise; see also `hooked`
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         loss_scale = None
         if grad_scale is not None or found_inf is not None:
@@ -245,7 +250,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise RuntimeError(
                     "steps during backward cannot be captured in a CUDA graph: remove() their handle first"
                 )
-            self._last_plans = self._buckets.end_step(closure)
+            self._last_plans = self._buckets.end_step()
         else:
             self._plans = self.step_by(self._plans, None, loss_scale, capturing=capturing)
             self._last_plans = (self._plans,)

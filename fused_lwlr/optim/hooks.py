@@ -21,7 +21,8 @@ def hooked(step: Step) -> Step:
     """Does what `torch.optim.Optimizer.profile_hook_step` does, but costs nothing without hooks and a profiler.
 
     torch wraps the `step` of a subclass that defines one, and runs the hooks then; ours runs none within it.
-    A compiled training loop breaks its graph here: tables of addresses must not be traced.
+    A compiled training loop breaks its graph here: tables of addresses must not be traced. If the step raises, later
+    steps without a `GradScaler` do not see its scale.
     """
     full = torch.optim.Optimizer.profile_hook_step(step)
 
@@ -36,7 +37,13 @@ def hooked(step: Step) -> Step:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-        return (full if watched else step)(self, *args, **kwargs)
+        try:
+            return (full if watched else step)(self, *args, **kwargs)
+        except BaseException:
+            # GradScaler deletes them only after a step that did not raise
+            for name in ("grad_scale", "found_inf"):
+                vars(self).pop(name, None)
+            raise
 
     # the first, so that torch does not wrap it again
     wrapper.hooked = wrapper.runs_hooks = True  # type: ignore[attr-defined]

@@ -82,13 +82,8 @@ class StepInBackward:
             check_final(self.called, self._optimizer)
             self._end_bucket(self._bucket)
 
-    def end_step(self, closure: Any) -> tuple[Plans, ...]:
+    def end_step(self) -> tuple[Plans, ...]:
         """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
-        if closure is not None:
-            raise RuntimeError(
-                f"step(closure) after {self.called}: the closure's backward() would step parameters before the "
-                "step; call backward(), and then step() without a closure"
-            )
         check_final(self.called, self._optimizer)
         left = [param for param in self._params() if param.grad is not None]
         if left:

@@ -115,6 +115,21 @@ def test_found_inf_leaves_everything(name, backend, scaling, device):
         same(p.detach(), q.detach())
 
 
+@every_case
+def test_a_step_that_raises_leaves_no_scale(name, backend, device):
+    """The next step without a GradScaler is a plain one."""
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    ours, plain = (OURS[name](params, backend=backend, **OPTIONS[name]) for params in (named, other))
+    gradients(named)
+    hook = ours.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        scaled_step(ours, named, device)
+    hook.remove()
+    train((ours, plain), (named, other), 1)
+    compare(same, ours, plain, named, other)
+
+
 @nan_arithmetic
 @every_backend
 def test_a_skipped_step_is_not_raised_twice(backend, device):

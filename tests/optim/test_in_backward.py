@@ -513,10 +513,13 @@ def test_accumulation(size, device):
 
 
 def test_closures(device):
+    """They are refused before they run, since they would step parameters."""
     _, (_, optimizer) = twins(ALL["sgd"], device)
-    for arguments, named in (((lambda: None,), {}), ((), {"closure": lambda: None})):
+    called = []
+    for arguments, named in (((lambda: called.append(1),), {}), ((), {"closure": lambda: called.append(1)})):
         with pytest.raises(RuntimeError, match=r"step\(closure\)"):
             optimizer.step(*arguments, **named)
+    assert not called
     optimizer.step(None)
 
 
@@ -526,6 +529,10 @@ def test_loss_scaling(device):
     scaler.scale(model(uniform((5, FEATURES), torch.float32, device)).sum()).backward()
     with pytest.raises(RuntimeError, match="GradScaler"):
         scaler.step(optimizer)
+    # later steps are not taken for steps of the scaler
+    optimizer.zero_grad()
+    model(uniform((5, FEATURES), torch.float32, device)).sum().backward()
+    optimizer.step()
     off = torch.amp.GradScaler(device.type, enabled=False)
     sides = twins(ALL["sgd"], device)
     off.step(sides[1][1])
