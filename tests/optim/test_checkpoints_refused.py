@@ -181,7 +181,7 @@ def test_without_names_a_parameter_has_its_number(name, device):
     optimizer = OURS[name]([{"params": [p]} for _, p in named], **OPTIONS[name])
     train((optimizer,), (named,), 1)
     checkpoint = spoiled(optimizer, ("state", 2, MOMENT[name]), torch.ones(3))
-    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter 2 is ")
+    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter number 0 of its group is ")
 
 
 class Broken(torch.Tensor):
