@@ -19,7 +19,7 @@ from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import Groups, slices_of
 from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import check_radius
+from fused_lwlr.optim.state import check_radius, stale_names
 from fused_lwlr.optim.validate import label_of
 from fused_lwlr.shards import local
 
@@ -50,7 +50,7 @@ def read(
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
     saved = _saved_groups(groups, state_dict["param_groups"])
     new_groups = _groups(groups, saved)
-    return _state(options, groups, new_groups, saved, state_dict["state"]), new_groups
+    return _state(options, new_groups, saved, state_dict["state"]), new_groups
 
 
 def require_dict(value: Any, what: str) -> dict[Any, Any]:
@@ -143,26 +143,23 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
 
 
-def _state(options: StepOptions, own: Groups, new_groups: Groups, groups: Groups, saved: Any) -> defaultdict[Any, Any]:
+def _state(options: StepOptions, new_groups: Groups, groups: Groups, saved: Any) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
-    # id -> parameter, its name in messages, and which entries it has that would become stale otherwise
-    known: dict[Any, tuple[Tensor, str, dict[str, Any]]] = {}
-    for mine, new, theirs in zip(own, new_groups, groups, strict=True):
-        for at, (param, key) in enumerate(zip(mine["params"], theirs["params"], strict=True)):
-            label = f"parameter {label_of(mine, at)}"
-            # the number of slices of a parameter on spheres
-            radii = len(slices_of(new, at)) if options.has_radius(mine, at) else 0
-            kept = {MASTER: options.has_master(param), EMA: new[EMA] is not None, RADIUS: radii}
+    # id -> parameter, its name in messages, and its place in the new groups
+    known: dict[Any, tuple[Tensor, str, dict[str, Any], int]] = {}
+    for new, theirs in zip(new_groups, groups, strict=True):
+        for at, (param, key) in enumerate(zip(new["params"], theirs["params"], strict=True)):
+            label = f"parameter {label_of(new, at)}"
             # a parameter that is in its group twice has one id
-            if known.setdefault(key, (param, label, kept))[0] is not param:
+            if known.setdefault(key, (param, label, new, at))[0] is not param:
                 raise ValueError(f"the state dict gives the id {key!r} to {known[key][1]} and to {label}")
     kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in known})
-    spelled, on_device = set(map(str, known)), options.counts_on_device(own)
+    spelled, on_device = set(map(str, known)), options.counts_on_device(new_groups)
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in known:
-            param, label, kept = known[key]
-            state[param] = _entry(options, param, entry, label, kept, on_device)
+            param, label, new, at = known[key]
+            state[param] = _entry(options, new, at, entry, label, on_device)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
@@ -172,9 +169,10 @@ def _state(options: StepOptions, own: Groups, new_groups: Groups, groups: Groups
 
 
 def _entry(
-    options: StepOptions, param: Tensor, saved: Any, label: str, kept: dict[str, Any], on_device: bool
+    options: StepOptions, group: dict[str, Any], at: int, saved: Any, label: str, on_device: bool
 ) -> dict[Any, Any]:
-    """Returns the state of one parameter, without the entries that it should not have by `kept`."""
+    """Returns the state of the parameter at a position of a new group, without stale entries."""
+    param, stale = group["params"][at], stale_names(options, group, at)
     saved = require_dict(saved, f"the state of {label}")
     needed = set(options.rule.states if options.rule.optional is None else options.rule.states[:-1]) if saved else set()
     if options.rule.counts_steps and saved:
@@ -186,11 +184,11 @@ def _entry(
         )
     entry = {}
     for name, value in saved.items():
-        if not kept.get(name, True):
+        if name in stale:
             continue
         try:
             entry[name] = (
-                _radius(param, value, kept[RADIUS])
+                _radius(param, value, len(slices_of(group, at)))
                 if name == RADIUS
                 else _value(options, param, name, value, on_device=on_device)
             )

@@ -22,6 +22,7 @@ from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.sharded import sharded_of
+from fused_lwlr.optim.state import drop_stale
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
 from fused_lwlr.shards import is_distributed, local
@@ -145,6 +146,7 @@ class Plans:
             if self._last is None:
                 for plan in self.plans:
                     plan.store(states, stepped=False)
+                drop_stale(options, groups, states)
                 # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
                 if all(plan.addressable for plan in self.plans):
                     self._places = self._places_of(states)

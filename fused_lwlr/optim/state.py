@@ -10,12 +10,10 @@ from fused_lwlr.kernels import Row
 from fused_lwlr.kernels.tensors import real, sum_dtype
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
+from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import same_width
 from fused_lwlr.shards import completion_of, local
-
-STALE = ("step", EMA, RADIUS)
-"""Entries that `store` removes if steps no longer maintain them."""
 
 
 def entry_names(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
@@ -74,10 +72,25 @@ def store(states: Any, param: Tensor, entries: Mapping[str, Tensor]) -> None:
     # SGD without momentum has no entries, and makes no state
     if entries:
         states[param].update(entries)
-    if param in states:
-        for name in STALE:
-            if name not in entries:
-                states[param].pop(name, None)
+    if param in states and "step" not in entries:
+        # nothing counts on
+        states[param].pop("step", None)
+
+
+def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> list[str]:
+    """Returns which entries the parameter at a position of a group must not have: no step would maintain them."""
+    param = group["params"][at]
+    kept = {MASTER: options.has_master(param), EMA: group[EMA] is not None, RADIUS: options.has_radius(group, at)}
+    return [name for name, is_kept in kept.items() if not is_kept]
+
+
+def drop_stale(options: StepOptions, groups: Groups, states: Any) -> None:
+    """Removes the entries that no step would maintain, also of parameters without a gradient."""
+    for group in groups:
+        for at, param in enumerate(group["params"]):
+            if param in states:
+                for name in stale_names(options, group, at):
+                    states[param].pop(name, None)
 
 
 def radii_of(

@@ -10,7 +10,7 @@ from tolerances import close, same
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ScaleInvariant
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR, Hyperball, ScaleInvariant, step_in_backward
 
 SHAPES = [(6, 5), (), (0,)]
 BF16, FP16 = {"dtype": torch.bfloat16}, {"dtype": torch.float16}
@@ -214,6 +214,25 @@ def test_turned_off_and_on(name, backend, options, device):
                 close(average, a, steps)
         for (_, p), (_, q) in zip(named, other, strict=True):
             same(p.detach(), q.detach())
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@every_case
+def test_turned_off_while_a_parameter_has_no_gradient(name, backend, in_backward, device):
+    """The step of the others drops its average and radius too: they would be stale when they are used again."""
+    named = parameters([(3, 2), (2, 2)], torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    if in_backward:
+        step_in_backward(nn.ParameterDict(dict(named)), ours)
+    for ema, scaling, stepped, entries in (
+        (0.9, None, named, {"ema"}), (None, Hyperball(), named[:1], set()),
+        (None, Hyperball(), named, {"radius"}), (0.9, None, named[:1], set()),
+    ):  # fmt: skip
+        ours.param_groups[0]["ema"], ours.scaling = ema, scaling
+        sum(p.square().sum() for _, p in stepped).backward()
+        ours.step()
+        ours.zero_grad()
+        assert ours.state[named[1][1]].keys() & {"ema", "radius"} == entries
 
 
 @pytest.mark.parametrize("bad", [1.0, -0.1, float("nan"), "0.9", True, torch.tensor(0.9)], ids=str)
