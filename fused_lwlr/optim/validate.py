@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.memory import is_addressable, is_freed
@@ -117,7 +118,9 @@ def is_made_by_zero_redundancy_optimizer() -> bool:
 
 def is_ordinary(param: Tensor) -> bool:
     """Returns whether a parameter without a gradient may wait in a table for one: a dense tensor with memory."""
-    if param.is_nested or param.layout is not torch.strided or param.dtype not in (*FLOATING, *COMPLEX):
+    if is_lazy(param) or param.is_nested or param.layout is not torch.strided:
+        return False
+    if param.dtype not in (*FLOATING, *COMPLEX):
         return False
     return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))
 

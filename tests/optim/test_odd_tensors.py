@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
-from fused_lwlr import ELR, LAMB, layer_statistics
+from fused_lwlr import ELR, LAMB, Hyperball, layer_statistics
 from fused_lwlr.kernels import reference
 from fused_lwlr.memory import find_overlap, is_addressable
 from fused_lwlr.ops import pick
@@ -403,6 +403,21 @@ def test_layer_statistics_of_wrapper_subclasses(backend):
     assert layer_statistics({"w": wrapped}, backend=backend).to_dict() == expected
     with pytest.raises(ValueError, match="without a data pointer"):
         layer_statistics({"w": wrapped}, backend="triton")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+@pytest.mark.parametrize("scaling", [None, LAMB(), Hyperball()], ids=name_of)
+@every_case
+def test_lazy_parameters_are_stepped_when_they_are_there(name, backend, scaling):
+    """As in torch, a parameter that is not initialized yet has no gradient, and is skipped; state dicts have none."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2))
+    optimizer = OURS[name](model.named_parameters(), **OPTIONS[name], scaling=scaling, backend=backend)
+    for layers, stepped in ((model[0], 2), (model, 4)):
+        for _ in range(2):
+            layers(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+        assert len(optimizer.state) == stepped
+        optimizer.load_state_dict(optimizer.state_dict())
 
 
 @every_case
