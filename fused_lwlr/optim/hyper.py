@@ -10,7 +10,7 @@ from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
-from fused_lwlr.optim.option_table import check_option
+from fused_lwlr.optim.option_table import check_option, number_of
 from fused_lwlr.optim.options import StepOptions
 
 
@@ -44,7 +44,8 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
         if not isinstance(value, Tensor) and not -largest <= value <= largest:
             # float32 would turn weights into NaN; torch.optim raises RuntimeError then
             for name, option in {**own, "weight_decay": row.decay}.items():
-                if type(option) is float and largest < abs(option) < math.inf:
+                number = number_of(option)
+                if number is not None and largest < abs(number) < math.inf:
                     raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
     return row
 

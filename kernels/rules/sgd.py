@@ -23,7 +23,8 @@ def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, .
         d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
     """
     nesterov = 1.0 if options["nesterov"] else 0.0
-    return options["momentum"], 1 - options["dampening"], nesterov, options.get("gradient_gain", 1.0)
+    momentum, gain = float(options["momentum"]), 1 - float(options["dampening"])
+    return momentum, gain, nesterov, options.get("gradient_gain", 1.0)
 
 
 def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]

@@ -187,6 +187,17 @@ def test_tensor_hyper_parameters(name, backend, device):
     compare(partial(close, steps=9), ours, torchs, named, expected)
 
 
+@every_backend
+def test_momentum_and_dampening_in_tensors_of_one_element(backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    numbers = {"momentum": torch.tensor([0.75]), "dampening": torch.tensor([0.25])}
+    tensors = OURS["sgd"](named, lr=0.03, **numbers, backend=backend)
+    floats = OURS["sgd"](expected := twin(named), lr=0.03, momentum=0.75, dampening=0.25, backend=backend)
+    train((tensors, floats), (named, expected), 2)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        same(p.detach(), q.detach())
+
+
 @every_case
 def test_closure(name, backend, device):
     named = parameters([(5,), (3, 2)], torch.float32, device)

@@ -3,6 +3,7 @@
 import warnings
 from collections import UserDict
 
+import numpy as np
 import pytest
 import torch
 from cases import every_backend, every_case, every_name, name_of
@@ -340,7 +341,14 @@ def test_elements_of_one_tensor_that_share_memory(strides, shares):
 
 @every_backend
 @every_name
-@pytest.mark.parametrize(("option", "value"), [("lr", 1e300), ("weight_decay", 1e300), ("lr", 1e38)], ids=str)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("lr", 1e300), ("weight_decay", 1e300), ("lr", 1e38), ("lr", 10**40), ("lr", np.float64(1e300)),
+        ("lr", torch.tensor(1e300, dtype=torch.float64)), ("weight_decay", torch.tensor([1e38])),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_numbers_beyond_float32_are_refused(name, backend, option, value):
     """The step refuses the cases where torch raises midway; the third parameter becomes invalid with the multiplier."""
     params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
