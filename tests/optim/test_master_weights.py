@@ -131,7 +131,7 @@ def test_edits_from_outside_count(name, backend, edit, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
 @every_case
 def test_wider_parameters_have_none(name, backend, dtype, device):
-    """A wider parameter in the same optimizer as a half-precision one."""
+    """A wider parameter in the same optimizer as a half-precision one, and one that becomes wider."""
     if backend == "triton" and dtype == torch.float64:
         pytest.skip("the kernels are of up to float32")
     half, other = nn.Parameter(uniform((6,), torch.float16, device)), nn.Parameter(uniform((6,), dtype, device))
@@ -145,6 +145,10 @@ def test_wider_parameters_have_none(name, backend, dtype, device):
     assert "master_weight" in ours.state[half]
     assert ours.state[other].keys() == expected.state[alone].keys()
     same(other.detach(), alone.detach())
+    half.grad = None
+    half.data = half.data.float()
+    ours.step()
+    assert "master_weight" not in ours.state[half]
 
 
 LAYOUTS = {
