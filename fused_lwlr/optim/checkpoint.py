@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
-from fused_lwlr.optim.layer_options import Groups, slices_of
+from fused_lwlr.optim.layer_options import Groups, corrects_decay, max_lr, slices_of
 from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import check_radius, stale_names
@@ -112,6 +113,9 @@ def _groups(own: Groups, saved: Groups) -> list[dict[str, Any]]:
         # options of layers and scalings select parameters by the names that the constructor had
         group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
         group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
+        if corrects_decay(group):
+            # raises, as every step would
+            max_lr(group)
         groups.append(group)
     return groups
 
@@ -201,7 +205,9 @@ def _entry(
 
 def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_device: bool) -> Any:
     if name == "step":
-        taken = number_of(value)
+        # without values there is no count, see `state_of`
+        unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
+        taken = 1.0 if unknown else number_of(value)
         if taken is None or not (taken >= 0 and taken.is_integer()):
             raise ValueError(f"must be a number of steps, not {shown(value)}")
         return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
@@ -221,7 +227,7 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
 def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
     """Returns the radii of a parameter, which must have the given number."""
     check_radius(param, value, rows)
-    if not value.is_meta and bool((value < 0).any()):
+    if is_addressable(value) and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
     return torch.empty(rows, device=local(param).device).copy_(value.detach())
 

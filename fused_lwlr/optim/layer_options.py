@@ -144,8 +144,13 @@ def max_lr(group: dict[str, Any]) -> float:
     return value
 
 
+def corrects_decay(group: dict[str, Any]) -> bool:
+    """Returns whether any layer of a group has corrected decay."""
+    return any(part.options.corrected_decay for entry in group["layers"] or () for part in entry)
+
+
 def set_max_lr(group: dict[str, Any]) -> None:
     """Gives a new param group whose layers have corrected decay a max_lr: its initial lr."""
-    if any(part.options.corrected_decay for entry in group["layers"] or () for part in entry):
+    if corrects_decay(group):
         group.setdefault("max_lr", float(group["lr"]))
         max_lr(group)

@@ -153,6 +153,19 @@ def test_max_lr_that_is_none(max_lr, device):
     same(named[0][1].detach(), before)
 
 
+@pytest.mark.parametrize("max_lr", [0, "x", float("nan"), torch.ones(2)], ids=str)
+def test_a_state_dict_whose_max_lr_is_none(max_lr, device):
+    """It is refused as a whole: no step could be taken with it."""
+    named = parameters([(2,)], torch.float32, device)
+    optimizer = fused_lwlr.AdamW(named, lr=0.1, layers={"p0": {"corrected_decay": True}})
+    train((optimizer,), (named,), 1)
+    checkpoint = saved(optimizer.state_dict())
+    checkpoint["param_groups"][0].update(lr=0.5, max_lr=max_lr)
+    with pytest.raises(ValueError, match=r"max_lr=.* must be a finite number above 0"):
+        optimizer.load_state_dict(checkpoint)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["max_lr"]) == (0.1, 0.1)
+
+
 def test_an_lr_of_0_is_no_maximum(device):
     named = parameters([(2,)], torch.float32, device)
     with pytest.raises(ValueError, match=r"max_lr=0.0 must be a finite number above 0"):

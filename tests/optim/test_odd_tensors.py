@@ -161,7 +161,9 @@ def test_freed_storage_is_refused(name, backend):
 @pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_fake_tensors_are_stepped_on_shapes(name, backend, device):
-    options = [{}] if device == "cuda" and not torch.cuda.is_available() else [{}, {"scaling": ELR(0.1), "ema": 0.9}]
+    options = [{}, {"scaling": ELR(0.1), "ema": 0.9}, {"scaling": Hyperball(), "capturable": True}]
+    if device == "cuda" and not torch.cuda.is_available():
+        options = [{}]
     for more in options:
         with FakeTensorMode():
             params = [nn.Parameter(torch.ones(shape, device=device)) for shape in ((3, 2), (4,))]
@@ -170,6 +172,7 @@ def test_fake_tensors_are_stepped_on_shapes(name, backend, device):
             for _ in range(3):
                 step(ours)
                 step(torchs)
+                ours.load_state_dict(ours.state_dict())
             for p, q in zip(params, expected, strict=True):
                 for key, entry in torchs.state[q].items():
                     found = ours.state[p][key]
@@ -179,11 +182,14 @@ def test_fake_tensors_are_stepped_on_shapes(name, backend, device):
 
 @every_name
 @AUTO_AND_TORCH
-def test_meta_parameters_are_stepped_on_shapes_as_torch_does(name, backend):
+@pytest.mark.parametrize("options", [{}, {"capturable": True}, {"nonfinite": "skip"}], ids=str)
+def test_meta_parameters_are_stepped_on_shapes_as_torch_does(name, backend, options):
+    """State dicts load, too, with step counts that have no value."""
     param = nn.Parameter(torch.ones(3, device="meta"))
-    optimizer = optimizer_of(name, backend, param)
+    optimizer = optimizer_of(name, backend, param, **options)
     for _ in range(3):
         step(optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())
     assert optimizer.state[param][BUFFER[name]].is_meta
 
 
