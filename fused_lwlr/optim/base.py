@@ -89,8 +89,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether parameters hold their averages now, within `averaged()`."""
     _plans: Plans | None = None
     """The plans of the last step of all parameters."""
-    _last_plans: tuple[Plans, ...] = ()
-    """The plans of the last step: one, or one for each bucket of `step_in_backward`."""
+    _last_plans: tuple[Plans, ...] | None = None
+    """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[Plans, ...] = ()
     """The plans that CUDA graphs read and write."""
     _buckets: Any = None
@@ -270,7 +270,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
         self.options = replace(self.options, in_backward=buckets is not None)
-        self._buckets, self._plans, self._last_plans = buckets, None, ()
+        self._buckets, self._plans, self._last_plans = buckets, None, None
 
     @torch.no_grad()
     def step_by(
@@ -324,7 +324,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         They are a copy, on the device until they are read.
 
         Raises:
-            RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
+            RuntimeError: there was no step yet, it was taken with another scaling, or steps compute no norms since
+                there is no `scaling=`.
         """
         return step_statistics(self.scaling, self._last_plans)
 
@@ -442,7 +443,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
-        self._plans, self._last_plans = None, ()
+        self._plans, self._last_plans = None, None
 
     def __repr__(self) -> str:
         groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]

@@ -10,7 +10,7 @@ from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans]) -> StepStatistics:
+def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) -> StepStatistics:
     """Returns the statistics of the last step.
 
     Raises:
@@ -25,13 +25,16 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans]) -> StepSt
             f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
-    if not stepped:
-        raise RuntimeError("layer_stats() shows the last step, but step() was never called: call it first")
+    if stepped is None:
+        raise RuntimeError(
+            "layer_stats() shows the last step, but there was none yet, or none since load_state_dict() or "
+            "step_in_backward(): call step() first"
+        )
     # a plan without any gradient has the statistics of an earlier step
     plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]
     if not plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
-    if any(plan.statistics is None for plan in plans):
+    if any(each.scaling != scaling for each in stepped):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
     rows = [
         (plan.members[row.tensor].position, label, row.scaled)

@@ -43,6 +43,7 @@ class Plans:
 
     Attributes:
         plans: one for each combination of device and dtypes.
+        scaling: the scaling of its steps.
 
     Raises:
         RuntimeError: a gradient that its parameter cannot be stepped by.
@@ -60,6 +61,7 @@ class Plans:
         self._fits_any_gradients = check_members(members)
         capturable = any(group["capturable"] for group in groups)
         self.plans = plans_of(options, members, capturable=capturable)
+        self.scaling = options.scaling
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
 
         # in the order of the plans

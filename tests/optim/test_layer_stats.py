@@ -8,7 +8,7 @@ import torch
 from cases import every_backend, every_case, every_name
 from steps import OPTIONS, OURS, gradients, parameters, train
 
-from fused_lwlr import ELR, LAMB, LARS, LayerStatsLogger, StepStatistics
+from fused_lwlr import ELR, LAMB, LARS, LayerStatsLogger, StepStatistics, step_in_backward
 
 STATS_SHAPES = [(4, 6), (3,), (2, 5), (), (3, 3)]
 
@@ -126,7 +126,7 @@ def test_layer_stats_need_a_scaling_and_a_step(name, device):
     with pytest.raises(RuntimeError, match=r"only with scaling="):
         plain.layer_stats()
     optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1))
-    with pytest.raises(RuntimeError, match=r"step\(\) was never called"):
+    with pytest.raises(RuntimeError, match="there was none yet"):
         optimizer.layer_stats()
     for _, p in named:
         p.grad = None
@@ -170,7 +170,7 @@ def test_logger_refuses_no_steps(every):
 
 @every_case
 def test_after_a_step_without_gradients(name, backend, device):
-    """The message distinguishes this from an optimizer that was never stepped."""
+    """The messages distinguish this from no step, no step since loading, and a step with another scaling."""
     optimizer, named, _ = statistics(name, backend, device, LARS())
     for _, p in named:
         p.grad = None
@@ -178,5 +178,17 @@ def test_after_a_step_without_gradients(name, backend, device):
     with pytest.raises(RuntimeError, match="the last step, in which no parameter had a gradient"):
         optimizer.layer_stats()
     new = OURS[name](named, **OPTIONS[name], scaling=LARS(), backend=backend)
-    with pytest.raises(RuntimeError, match=r"the last step, but step\(\) was never called"):
+    for load in (lambda: None, lambda: new.load_state_dict(new.state_dict())):
+        load()
+        with pytest.raises(RuntimeError, match=r"but there was none yet, or none since load_state_dict\(\)"):
+            new.layer_stats()
+        train((new,), (named,), 1)
+        new.layer_stats()
+    new.scaling = LAMB()
+    with pytest.raises(RuntimeError, match="the last step, which was taken without this scaling"):
+        new.layer_stats()
+    new.zero_grad()
+    step_in_backward(torch.nn.ParameterDict(dict(named)), new)
+    new.step()
+    with pytest.raises(RuntimeError, match="the last step, in which no parameter had a gradient"):
         new.layer_stats()
