@@ -46,6 +46,8 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
             raise ValueError(f"layers= has the key {key!r:.80}, but keys are names or patterns of names")
         options = options_of(value, key, groups)
         pattern, start, stop = (key, 0, None) if key in by_name else split_name(key)
+        if stop is None and key not in by_name and key.endswith("]") and ":" in key.rpartition("[")[2]:
+            raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
         for name in find(pattern, by_name, "layers=", "parameter of this optimizer"):
             for ranges in (found[i] for i in by_name[name]):
                 if stop is None:

@@ -238,6 +238,8 @@ REFUSED = [
     ({"p0": True}, "'lr' of layer 'p0' must be a finite number, at least 0, not True"),
     ({"p0": ("lr", 1.0)}, "the options of layer 'p0' must be a number or a dict"),
     ({"p1[0:2]": {"weight_decay": 0.0}, "p1[1:3]": 2.0}, "the slice 1:3 of 'p1' overlaps .* which ends at 2"),
+    ({"p0[:2]": 2.0}, r"layers= has 'p0\[:2\]', but a slice needs both ends, counted from 0, such as \[0:2\]"),
+    ({"*[1:]": 2.0}, r"layers= has '\*\[1:\]', but a slice needs both ends"),
     ({"1": 2.0}, r"layers= has '1', which is not a parameter of this optimizer; did you mean"),
     ("p0", "must map names or patterns to numbers or dicts"),
     (dict, "must map names .*; call the function with the model"),
