@@ -22,7 +22,8 @@ def layers_from_param_groups(
 
         lr_i · lr_scale_i = lr · η_i        weight_decay_i = weight_decay · κ_i
 
-    lr and weight_decay of the result come from one of the groups, chosen so that these products are exact. With
+    lr and weight_decay of the result come from one of the groups, chosen so that these products are exact; only if
+    groups differ in lr and have lr_scale too, lr · η_i is rounded, in double precision. With exact products and
     `backend="torch"` the step has the bits of a step with the groups; Triton multiplies lr and η in single precision.
 
     `lr_scale`, as in timm's `param_groups_layer_decay`, becomes a multiplier. timm's schedulers apply it; as a

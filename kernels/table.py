@@ -133,7 +133,10 @@ class Table:
         return True
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
-        """Returns the gradient of each parameter, or for an absent one the parameter, which gradients resemble."""
+        """Returns the gradient of each parameter.
+
+        The parameter stands in for an absent gradient, since gradients usually have its strides.
+        """
         # the detached tensors are not kept: they would hold the old memory of a parameter that moves
         return [
             param.detach() if grad is None else grad for grad, param in zip(grads, self.columns["param"], strict=True)

@@ -68,8 +68,8 @@ def members_of(
     """Returns the members, the other parameters, and what hyper rows are made of.
 
     Members are the parameters that have a gradient or all of their state, and then other tensors that are rescaled. The
-    other parameters wait for a gradient. A hyper row is made of a param group, given by its number, and of options of
-    layers.
+    second result has parameters that get plans when they first have a gradient; the third names, for each hyper row,
+    its group's number and its layer options.
     """
     own = None if bucket is None else set(map(id, bucket))
     on_device = options.counts_on_device(groups)

@@ -56,7 +56,7 @@ class StepOptions:
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
-        is_part: whether the optimizer has a part of the parameters of its process group, which only the caller knows.
+        is_part: whether `ZeroRedundancyOptimizer` made it, so that other processes have the other parameters.
         device_counts: whether the device always counts steps, since only the device knows which steps were skipped.
 
     Raises:

@@ -29,8 +29,8 @@ def state_of(
 ) -> tuple[dict[str, Tensor], float]:
     """Returns the entries of the state with which a parameter is stepped next, without radii, and its step count.
 
-    The count is the number of steps taken. Two cases have other numbers: 1 where the device counts steps, and for a
-    rule without step counts 0 before the first step and 1 after it. Nothing is stored yet.
+    The count is a placeholder 1 if the device counts; for SGD and Lion it only says whether a first step was taken (0
+    or 1). Nothing is stored yet.
 
     Raises:
         ValueError: an entry that does not fit the parameter.
