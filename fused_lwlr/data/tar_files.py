@@ -66,7 +66,8 @@ def scan_shards(data: str, val_data: str | None) -> Listing[Member]:
 
     Raises:
         FileNotFoundError: one of the files does not exist.
-        ValueError: a file is no tar file, an image has no class, or fewer than two classes have both kinds of images.
+        ValueError: a file is no tar file or is damaged, an image has no class, or fewer than two classes have both
+            kinds of images.
     """
     train = _by_class(data)
     if len(train) < 2:
@@ -129,12 +130,25 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
                 elif extension == "cls":
                     content: Any = file.extractfile(entry)
                     targets[key] = _class(content.read(DIGITS + 1), f"{shard}/{entry.name}")
+            _check_end(file, shard)
     except tarfile.TarError as error:
         raise ValueError(f"{shard} is not an uncompressed tar file: {error}") from error
     for key, member in images.items():
         if key not in targets:
             raise ValueError(f"{shard} has no class for {member.name}: {key}.cls, with a number from 0 in it")
         yield targets[key], member
+
+
+def _check_end(file: tarfile.TarFile, shard: str) -> None:
+    """Refuses a file that goes on after its last member, or has no end: tarfile stops at a damaged header silently."""
+    content: Any = file.fileobj
+    content.seek(file.offset)
+    end = content.read(2 * tarfile.RECORDSIZE)
+    if len(end) < tarfile.BLOCKSIZE or end.strip(b"\0"):
+        raise ValueError(
+            f"{shard} does not end after its last readable member, at byte {file.offset}: it is damaged, cut off, or "
+            "several tar files one after another. Copy it again, or pack it again"
+        )
 
 
 def _class(content: bytes, where: str) -> int:

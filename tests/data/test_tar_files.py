@@ -124,6 +124,25 @@ def test_refused_files(kind, tmp_path, monkeypatch):
         open_data(**{"source": "a.tar", "image_size": 8, "augmentation": "none", **options})
 
 
+DAMAGES = {
+    "damaged header": lambda whole, begin: whole[:begin] + b"\xff" * 50 + whole[begin + 50 :],
+    "cleared header": lambda whole, begin: whole[:begin] + bytes(512) + whole[begin + 512 :],
+    "cut off in a header": lambda whole, begin: whole[: begin + 200],
+    "cut off between members": lambda whole, begin: whole[:begin],
+    "two in one": lambda whole, begin: whole + whole,
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_file_that_is_read_in_part_is_refused(kind, tmp_path):
+    pack(tmp_path / "a.tar", [(f"{i:02}.{kind}", b"%d" % (i % 2)) for i in range(40) for kind in ("jpg", "cls")])
+    with tarfile.open(tmp_path / "a.tar") as file:
+        begin = file.getmember("20.jpg").offset
+    (tmp_path / "a.tar").write_bytes(DAMAGES[kind]((tmp_path / "a.tar").read_bytes(), begin))
+    with pytest.raises(ValueError, match=r"a.tar does not end after its last readable member, at byte \d+: it is dama"):
+        open_data(tmp_path / "a.tar", image_size=8, augmentation="none")
+
+
 def test_validation_has_the_classes_of_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, classes in (("one", 1), ("two", 2), ("three", 3)):
