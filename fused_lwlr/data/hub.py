@@ -8,6 +8,8 @@ from fused_lwlr.extras import import_extra
 
 HUB = "hf:"
 COLUMN = "text"
+TOGETHER = 1000
+"""Documents that are read at once."""
 VALIDATION = ("validation", "test")
 """Names of splits for validation; the first existing one is used."""
 
@@ -26,16 +28,20 @@ def open_documents(source: str) -> list[Any]:
     """
     datasets = import_extra("datasets", "hf")
     name = source.removeprefix(HUB)
+    if not name:
+        raise ValueError(f"data={source} lacks a name: give hf:OWNER/NAME, hf:OWNER/NAME/CONFIG or hf:FOLDER")
     try:
         if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
             found = datasets.load_from_disk(name)
         elif Path(name).is_dir():
-            found = datasets.load_dataset(name)
+            # a bare name such as text would be a builder of the package, which reads the current folder
+            found = datasets.load_dataset(str(Path(name).resolve()))
         else:
             owner, *title = name.rstrip("/").split("/", 2)
             found = datasets.load_dataset("/".join([owner, *title[:1]]), *title[1:])
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # of a file that cannot be read the package raises exceptions of its own
+        cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
+        reason = str(cause or error).partition("\n")[0]
         raise FileNotFoundError(
             f"data={source} cannot be loaded: give hf:OWNER/NAME or hf:OWNER/NAME/CONFIG of the Hugging Face hub, or "
             f"hf:FOLDER ({reason})"
@@ -53,7 +59,16 @@ def open_documents(source: str) -> list[Any]:
 
 
 def texts(split: Any) -> Iterator[str]:
-    """The documents of a split, each with a newline at its end."""
-    for part in split.select_columns([COLUMN]).iter(batch_size=1000):
-        for document in part[COLUMN]:
+    """The documents of a split, each with a newline at its end.
+
+    Raises:
+        ValueError: a document is not text, as where a table has an empty cell.
+    """
+    for first, part in enumerate(split.select_columns([COLUMN]).iter(batch_size=TOGETHER)):
+        for number, document in enumerate(part[COLUMN], start=first * TOGETHER):
+            if not isinstance(document, str):
+                raise ValueError(
+                    f"document {number} of the data set, from 0, is {document!r:.40}, and not text: leave it out, and "
+                    "save the others with save_to_disk"
+                )
             yield document if document.endswith("\n") else f"{document}\n"

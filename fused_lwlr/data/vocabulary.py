@@ -38,7 +38,7 @@ class Tokenizer:
 
     Raises:
         ImportError: the package is not installed.
-        ValueError: the tokenizer does not exist, or the hub cannot be reached.
+        ValueError: the tokenizer does not exist or has no tokens, or the hub cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,17 +52,29 @@ class Tokenizer:
                 f"tokenizer={name} cannot be loaded: give a file tokenizer.json, a folder with one, or a name of the "
                 f"Hugging Face hub ({reason})"
             ) from error
+        self.name = name
         self.inner.no_truncation()
         self.inner.no_padding()
+        if not self.inner.get_vocab():
+            raise ValueError(f"tokenizer={name} has no tokens: train it, or give another one")
         size = max(self.inner.get_vocab().values()) + 1
         self.classes = tuple(self.inner.id_to_token(i) or f"<{i}>" for i in range(size))
         self.dtype = np.min_scalar_type(size - 1)
 
     def encode(self, documents: Iterable[str]) -> Iterator[Array]:
-        """The tokens of each document."""
+        """The tokens of each document.
+
+        Raises:
+            ValueError: the tokenizer has no token for a part of the text, not even one for what it does not know.
+        """
         source = iter(documents)
         while group := list(islice(source, TOGETHER)):
-            for found in self.inner.encode_batch_fast(group, add_special_tokens=False):
+            try:
+                every = self.inner.encode_batch_fast(group, add_special_tokens=False)
+            except Exception as error:  # the package raises plain exceptions
+                reason = str(error).partition("\n")[0]
+                raise ValueError(f"tokenizer={self.name} does not fit the text ({reason}): give another one") from error
+            for found in every:
                 yield np.array(found.ids, self.dtype)
 
     def to_file(self, documents: Iterable[str], key: str) -> MappedFiles:

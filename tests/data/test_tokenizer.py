@@ -118,6 +118,17 @@ def test_data_sets_of_a_folder(kind, tokenizer, tmp_path):
         assert (data.train.begin, data.train.end) == (0, len(data.train.tokens))
 
 
+def test_a_folder_with_the_name_of_a_file_format(tokenizer, tmp_path, monkeypatch):
+    """Of load_dataset, "text" alone is all text of the current folder."""
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "some.txt").write_text("\n".join(LINES))
+    (tmp_path / "other.txt").write_text("something else")
+    data = open_text("hf:text", context=8, tokenizer="tokenizer.json")
+    assert written(tokenizer, data.train.tokens) == "".join(f"{line}\n" for line in LINES)
+
+
 @pytest.mark.parametrize(
     ("source", "asked"),
     [
@@ -145,7 +156,27 @@ def no_training(folder, datasets):
     datasets.DatasetDict({"test": data}).save_to_disk(str(folder / "data"))
 
 
+def no_text(folder, datasets):
+    datasets.Dataset.from_dict({"text": [*LINES * 20, None]}).save_to_disk(str(folder / "data"))
+
+
+def no_json(folder, datasets):
+    (folder / "data").mkdir()
+    (folder / "data" / "train.jsonl").write_text('{"text": "beer"}\n{"text"')
+
+
+def words(folder, datasets):
+    tokenizers = pytest.importorskip("tokenizers")
+    for name, known in (("none", {}), ("one", {"beer": 0})):
+        tokenizers.Tokenizer(tokenizers.models.WordLevel(known)).save(str(folder / f"{name}.json"))
+
+
 WRONG = {
+    "no text": (no_text, "hf:data", "tokenizer.json", ValueError, "^document 1200 of .* is None, and not text"),
+    "torn": (no_json, "hf:data", "tokenizer.json", FileNotFoundError, r"^data=hf:data cannot be loaded: .*JSON parse"),
+    "no name": (None, "hf:", "tokenizer.json", ValueError, "^data=hf: lacks a name: give hf:OWNER/NAME"),
+    "no tokens": (words, "text:text.txt", "none.json", ValueError, "^tokenizer=none.json has no tokens: train it"),
+    "unknown": (words, "text:text.txt", "one.json", ValueError, r"^tokenizer=one.json does not fit the text"),
     "no tokenizer": (None, "hf:data", None, ValueError, "data=hf:data needs a tokenizer: tokenizer=NAME or FILE"),
     "not there": (None, "hf:no/where", "tokenizer.json", FileNotFoundError, "data=hf:no/where cannot be loaded"),
     "column": (wrong_column, "hf:data", "tokenizer.json", ValueError, "hf:data has no column 'text' but sentence"),
