@@ -30,6 +30,8 @@ EXTRA_CLI = {
 }  # fmt: skip
 GIVE_WAY = 30
 """Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
+LEFT = re.compile("Connection (closed|reset) by peer")
+"""What gloo says when another process has ended."""
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The class of click, or of its copy in newer versions of typer."""
@@ -132,6 +134,8 @@ class Group(TyperGroup):
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
             told = str(error).splitlines()[0].rstrip(". ")
             return f"{told}: if memory ran out, take fewer of them (train: --workers) and type the command again", 2
+        if os.environ.get("WORLD_SIZE", "1") != "1" and isinstance(error, RuntimeError) and LEFT.search(str(error)):
+            return "another process of the training ended: its message, or that of torchrun, has the reason", 1
         if kind in ("DivergedError", "JobError"):
             return self._in_options(str(error)), 1
         raise error

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 import fused_lwlr
 from fused_lwlr import LayerRates
+from fused_lwlr.command.group import Group
 from fused_lwlr.data.sources import Tensors
 from fused_lwlr.methods.lwlr.rates import LayerRate
 
@@ -236,3 +237,13 @@ def test_a_missing_extra_is_named(run, monkeypatch, line, package):
     assert run(line, 2).stderr.strip() == (
         f"Error: {package} is not installed: pip install '.[cli]' in the folder of the sources of fused_lwlr"
     )
+
+
+def test_the_end_of_another_process_is_no_bug(monkeypatch):
+    error = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:33938.")
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        Group()._told(error, [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Group()._told(error, []) == (
+        "another process of the training ended: its message, or that of torchrun, has the reason", 1
+    )  # fmt: skip
