@@ -99,16 +99,6 @@ def test_backends_agree_and_average_to_one(backend, device):
     assert dict(rates) == pytest.approx(dict(again), rel=1e-5)
 
 
-def test_signs_do_not_cancel():
-    """Two minibatches with opposite gradients count twice, not zero times."""
-    model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 1))
-    x = torch.randn(4, 3)
-    loss = lambda out, sign: (out * sign).mean()  # noqa: E731
-    once = fused_lwlr.calibrate(model, [(x, torch.ones(()))], loss, init=False)
-    both = fused_lwlr.calibrate(model, [(x, torch.ones(())), (x, -torch.ones(()))], loss, init=False)
-    assert [b.gradient for b in both.layers] == pytest.approx([2 * o.gradient for o in once.layers])
-
-
 def test_layers_without_a_measurable_gradient():
     rates = fused_lwlr.calibrate(Net(), data(2), cross_entropy)
     notes = {layer.name: (layer.eta, layer.note) for layer in rates.unmeasured}
