@@ -139,15 +139,11 @@ def test_half_of_the_networks_never_fit():
     assert balance.full_gradient_loss(1.01 * h**1.3, h**1.3, h, 400) < 1e-12
 
 
-def trained_with_autograd(forward, weights, teacher, rates, steps, seed):
+def trained_with_autograd(forward, weights, inputs, teacher, rates, steps):
     """Full-batch gradient descent on h orthogonal inputs, with the squared error of the labels."""
-    h = len(teacher)
-    generator = torch.Generator().manual_seed(seed)
-    q, _ = torch.linalg.qr(torch.randn(h, h, generator=generator, dtype=torch.float64))
-    inputs = h**0.5 * q
     params = [torch.tensor(weight, requires_grad=True) for weight in weights]
     for _ in range(steps):
-        loss = (forward(inputs, params) - inputs @ teacher).square().sum() / (2 * h)
+        loss = (forward(inputs, params) - inputs @ teacher).square().sum() / (2 * len(teacher))
         for param, grad, rate in zip(params, torch.autograd.grad(loss, params), rates, strict=True):
             param.data -= rate * grad
     return params
@@ -174,7 +170,8 @@ def test_matrices_are_trained_as_autograd_trains_them(layers, init):
         return inputs @ last / scale
 
     every = [rates[0], *[rates[1]] * (len(weights) - 1)]
-    params = trained_with_autograd(product, weights, teacher, every, steps, seed=1)
+    inputs = torch.tensor(orthogonal(np.random.default_rng(1), h) * h**0.5)
+    params = trained_with_autograd(product, weights, inputs, teacher, every, steps)
     expected = (product(torch.eye(h, dtype=torch.float64), params) - teacher).square().sum().item()
     found = balance.simulate(h, *rates, steps, 5, layers, init=init)
     assert found[-1] == pytest.approx(expected, rel=1e-9)
@@ -200,17 +197,14 @@ def test_a_network_with_relu_is_trained_as_autograd_trains_it():
     teacher, last = torch.tensor(unit(rng, h)), torch.tensor(unit(rng, h)) / h**0.5
     inputs = torch.tensor(orthogonal(rng, h) * h**0.5)
     tests = torch.tensor(rng.standard_normal((2 * h, h)))
-    params = [torch.tensor(weight, requires_grad=True) for weight in weights]
     losses = []
 
-    def forward(x):
+    def forward(x, params):
         return torch.relu(torch.relu(x @ params[0]) @ params[1]) @ last
 
-    for _ in range(steps + 1):
-        losses.append((forward(tests) - tests @ teacher).square().mean().item())
-        loss = (forward(inputs) - inputs @ teacher).square().sum() / (2 * h)
-        for param, grad, rate in zip(params, torch.autograd.grad(loss, params), (0.8, 1.7), strict=True):
-            param.data -= rate * grad
+    for taken in range(steps + 1):
+        params = trained_with_autograd(forward, weights, inputs, teacher, (0.8, 1.7), taken)
+        losses.append((forward(tests, params) - tests @ teacher).square().mean().item())
     np.testing.assert_allclose(balance.simulate_relu(h, 0.8, 1.7, steps, 2), losses, rtol=1e-10)
 
 

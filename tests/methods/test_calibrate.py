@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from contextlib import nullcontext
 from fnmatch import fnmatch
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
+from unchanged import unchanged
 
 import fused_lwlr
 
@@ -131,27 +133,6 @@ def test_key_bias_under_softmax_stays_out(autocast):
     assert rates["attention.in_proj_bias[8:16]"] == 1.0
 
 
-def snapshot(model):
-    return (
-        {name: value.clone() for name, value in model.state_dict().items()},
-        [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
-        [module.training for module in model.modules()],
-        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
-    )
-
-
-def assert_unchanged(model, before):
-    state, grads, modes, (torch_rng, python_rng, numpy_rng) = before
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    for param, (grad, value) in zip(model.parameters(), grads, strict=True):
-        assert param.grad is grad
-        assert grad is None or torch.equal(grad, value)
-    assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), torch_rng)
-    assert random.getstate() == python_rng
-    assert np.random.get_state()[1].tolist() == numpy_rng
-
-
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("init", [False, True])
 def test_model_and_generators_are_as_before(init, fails):
@@ -161,7 +142,6 @@ def test_model_and_generators_are_as_before(init, fails):
     for _ in range(2):
         model(torch.randn(4, 1, 5, 5))
     model.head.weight.grad = torch.randn(4, 6)
-    before = snapshot(model)
 
     def batches():
         for x, y in data(3):
@@ -171,12 +151,8 @@ def test_model_and_generators_are_as_before(init, fails):
         if fails:
             raise KeyboardInterrupt
 
-    if fails:
-        with pytest.raises(KeyboardInterrupt):
-            fused_lwlr.calibrate(model, batches(), cross_entropy, init=init)
-    else:
+    with unchanged(model), pytest.raises(KeyboardInterrupt) if fails else nullcontext():
         fused_lwlr.calibrate(model, batches(), cross_entropy, init=init)
-    assert_unchanged(model, before)
 
 
 def test_one_transfer_to_the_host():

@@ -6,6 +6,7 @@ from torch import nn
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from unchanged import unchanged
 
 from fused_lwlr import gradinit_, metainit_
 
@@ -36,16 +37,6 @@ def batches():
     return [torch.randint(0, 9, (4, 5), generator=generator) for _ in range(4)]
 
 
-def state(model):
-    """State that must not change, except the weights."""
-    return (
-        [param.grad for param in model.parameters()],
-        [module.training for module in model.modules()],
-        torch.get_rng_state().tolist(),
-        [enabled() for enabled in BACKENDS],
-    )
-
-
 def next_word(logits, ids):
     return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
@@ -66,9 +57,10 @@ def test_second_order_through_attention(function, options, dtype):
         torch.manual_seed(1)
         model = Attention(fused).to(dtype)
         model.norm.eval()
-        weights, before = [p.detach().clone() for p in model.parameters()], state(model)
-        results.append(function(model, batches(), next_word, **options))
-        assert state(model) == before
+        weights, kernels = [p.detach().clone() for p in model.parameters()], [enabled() for enabled in BACKENDS]
+        with unchanged(model, weights=False):
+            results.append(function(model, batches(), next_word, **options))
+        assert [enabled() for enabled in BACKENDS] == kernels
         for p, w, scale in zip(model.parameters(), weights, results[-1].scales.values(), strict=True):
             assert torch.equal(p, w * scale)
     tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]

@@ -1,6 +1,7 @@
 """Arguments of scale_invariant, its result, and that it leaves the model unchanged."""
 
 import random
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 
@@ -10,6 +11,7 @@ import torch
 from steps import saved, through_pickle
 from torch import nn
 from torch.nn.functional import cross_entropy
+from unchanged import unchanged
 from zoo import build, conv_bias
 from zoo_parts import conv, data, found, of
 
@@ -69,29 +71,6 @@ def test_copies_stay_together(copied):
     assert (its_result.cosines, its_result.reasons) == (result.cosines, result.reasons)
 
 
-def snapshot(model):
-    return (
-        {name: (value, value.clone()) for name, value in model.state_dict(keep_vars=True).items()},
-        [(param.grad, None if param.grad is None else param.grad.clone()) for param in model.parameters()],
-        [(module.training, getattr(module, "eps", None), len(module._forward_pre_hooks)) for module in model.modules()],
-        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
-    )
-
-
-def assert_unchanged(model, before):
-    state, grads, modes, (torch_rng, python_rng, numpy_rng) = before
-    for name, value in model.state_dict(keep_vars=True).items():
-        assert value is state[name][0]
-        assert torch.equal(value, state[name][1])
-    for param, (grad, value) in zip(model.parameters(), grads, strict=True):
-        assert param.grad is grad
-        assert grad is None or torch.equal(grad, value)
-    assert snapshot(model)[2] == modes
-    assert torch.equal(torch.get_rng_state(), torch_rng)
-    assert random.getstate() == python_rng
-    assert np.random.get_state()[1].tolist() == numpy_rng
-
-
 @pytest.mark.parametrize("fails_at", [None, 1, 2, 3, 4, 6, 9])
 def test_model_and_generators_are_as_before(fails_at):
     model, *_ = build("dropout")
@@ -111,16 +90,10 @@ def test_model_and_generators_are_as_before(fails_at):
         return output
 
     model.function = forward
-    before = snapshot(model)
-    if fails_at is None:
+    with unchanged(model), pytest.raises(KeyboardInterrupt) if fails_at else nullcontext():
         scale_invariant(model, data(), cross_entropy, tolerance=1.0)
-        # halves, base in both modes, three weights alone, two together in both modes
-        assert len(calls) == 9
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            scale_invariant(model, data(), cross_entropy, tolerance=1.0)
-        assert len(calls) == fails_at
-    assert_unchanged(model, before)
+    # halves, base in both modes, three weights alone, two together in both modes
+    assert len(calls) == (fails_at or 9)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +110,8 @@ def test_model_and_generators_are_as_before(fails_at):
 )
 def test_refused(batch, loss_fn, message):
     model, *_ = build("conv_bias")
-    before = snapshot(model)
-    with pytest.raises(ValueError, match=message):
+    with unchanged(model), pytest.raises(ValueError, match=message):
         scale_invariant(model, batch, loss_fn)
-    assert_unchanged(model, before)
 
 
 def test_refused_models():
