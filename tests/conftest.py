@@ -76,6 +76,16 @@ def optimize():
 
 
 @pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs the command in an empty folder, with a terminal wide enough not to break lines."""
+    from command_line import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return run
+
+
+@pytest.fixture
 def torchs_bits(monkeypatch):
     """Makes backend="auto" choose the PyTorch reference on CPUs, which computes the same bits as torch.optim."""
     monkeypatch.setattr("fused_lwlr.ops._problem_on_cpu", lambda: "")

@@ -8,9 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
 
-from fused_lwlr.command.main import app
 from fused_lwlr.data import open_data
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.evaluation import evaluate_only
@@ -19,21 +17,6 @@ from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import new_model
 
 RUN = Recipe(lr=0.02, steps=8, batch_size=64, device="cpu", workers=0, ema=0.5, calibration_steps=2, weight_decay=1e-3)
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(line, code=0):
-        result = CliRunner().invoke(app, line.split(), prog_name="fused-lwlr")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result.output
-
-    return command
 
 
 @pytest.fixture
@@ -60,7 +43,7 @@ def test_a_run_at_its_last_checkpoint(options, command, folder):
     started.write_text(started.read_text().replace('"fsdp": false', '"fsdp": true'))
     assert '"fsdp": true' in started.read_text()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    output = command(f"train --eval-only --out run {options}")
+    output = command(f"train --eval-only --out run {options}").output
     assert "run after step 8" in output
     wanted = {
         record["weights"]: (100 * record["top1"], 100 * record["top5"], record["loss"], record["images"])
@@ -75,7 +58,7 @@ def test_a_run_at_its_last_checkpoint(options, command, folder):
 
 
 def test_a_model_as_it_comes(command):
-    output = command("train --eval-only --model vit --seed 4 --device cpu --ema 0.9")
+    output = command("train --eval-only --model vit --seed 4 --device cpu --ema 0.9").output
     assert "vit as it comes, without training" in output
     data = open_data("digits", image_size=8, augmentation="none")
     model = new_model(Recipe(model="vit", seed=4), image_size=8, channels=1, classes=10).eval()
@@ -90,7 +73,7 @@ def test_a_model_as_it_comes(command):
 
 def test_refusals_are_one_line(command, folder):
     def told(line):
-        output = command(line, code=2)
+        output = command(line, code=2).output
         assert output.count("\n") == 1
         return output
 

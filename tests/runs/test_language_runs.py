@@ -5,10 +5,9 @@ import random
 
 import pytest
 import torch
+from command_line import run
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
 
-from fused_lwlr.command.main import app
 from fused_lwlr.data import MicroBatch, MicroBatchSampler, next_tokens, open_text
 from fused_lwlr.models.build import build
 from fused_lwlr.runs.metrics import read_records
@@ -19,12 +18,6 @@ HF = (
     "--model-args n_embd=16 --model-args n_head=2"
 )
 OPTIONS = "--device cpu --steps 30 --log-every 10 --eval-every 10 --batch-size 16 --optimizer adamw --lr 0.01"
-
-
-def command(line, code=0):
-    result = CliRunner().invoke(app, line.split(), prog_name="fused-lwlr")
-    assert result.exit_code == code, result.output
-    return result.output
 
 
 @pytest.fixture
@@ -59,7 +52,7 @@ def hub(place, monkeypatch, third_party):
 
 
 def test_a_model_of_pairs(place):
-    output = command(f"train {PAIRS} {OPTIONS} --out run --calibration-steps 2 --micro-batch 8")
+    output = run(f"train {PAIRS} {OPTIONS} --out run --calibration-steps 2 --micro-batch 8").output
     assert "tokens/s" in output
     assert "test at step 10, epoch" in output
     records = read_records(place / "run" / "metrics.jsonl")
@@ -77,23 +70,23 @@ def test_a_model_of_pairs(place):
     assert tested[-1]["tokens"] == (every.targets >= 0).sum()
     assert tested[-1]["loss"] == pytest.approx(losses.sum().item() / tested[-1]["tokens"], rel=1e-5)
     assert tested[-1]["loss"] < tested[0]["loss"]
-    assert "perplexity" in command("train --eval-only --out run")
-    dry = command(f"train {PAIRS} {OPTIONS} --out dry --dry-run")
+    assert "perplexity" in run("train --eval-only --out run").output
+    dry = run(f"train {PAIRS} {OPTIONS} --out dry --dry-run").output
     assert "368 pairs to train, 32 to test" in dry
 
 
 def test_the_methods_before_training_take_pairs(place):
     options = "--init gradinit --gradinit-steps 2 --model-args layernorm=every --label-smoothing 0.1"
-    assert "perplexity" in command(f"train {PAIRS} {OPTIONS} --out run --calibration-steps 2 {options}")
+    assert "perplexity" in run(f"train {PAIRS} {OPTIONS} --out run --calibration-steps 2 {options}").output
     line = "calibrate --model seq2seq1 --model-args width=16 --data pairs:pairs.tsv --context 6 --steps 2 --out r.json"
-    assert "decoder.0.cross.proj.weight" in command(line)
+    assert "decoder.0.cross.proj.weight" in run(line).output
     layers = json.loads((place / "r.json").read_text())["layers"]
     shapes = {layer["name"]: layer["numel"] for layer in layers}
     assert shapes["encoder.0.attention.qkv.weight[0:16]"] == 256
 
 
 def test_a_model_of_transformers_on_a_data_set_and_a_tokenizer(hub):
-    output = command(f"train {HF} {OPTIONS} --out run --calibration-steps 2")
+    output = run(f"train {HF} {OPTIONS} --out run --calibration-steps 2").output
     assert "test at step 10, epoch" in output
     tested = [r for r in read_records(hub / "run" / "metrics.jsonl") if r["kind"] == "validation"]
     data = open_text("hf:data", context=8, tokenizer="tokenizer.json")
@@ -103,12 +96,12 @@ def test_a_model_of_transformers_on_a_data_set_and_a_tokenizer(hub):
     assert "transformer.h.0.attn.c_attn.weight[16:32]" in {layer["name"] for layer in rates}
     weights = torch.load(hub / "run" / "model.pt", weights_only=True)
     assert weights["transformer.wte.weight"].shape == (280, 16)
-    assert "The training in run is done" in command(f"train {HF} {OPTIONS} --out run --calibration-steps 2")
-    assert "perplexity" in command("train --eval-only --out run")
+    assert "The training in run is done" in run(f"train {HF} {OPTIONS} --out run --calibration-steps 2").output
+    assert "perplexity" in run("train --eval-only --out run").output
     line = HF.replace("--data hf:data", "--data text:data/train.txt")
-    assert "transformer.h.0.mlp.c_fc.weight" in command(f"calibrate {line} --steps 2")
+    assert "transformer.h.0.mlp.c_fc.weight" in run(f"calibrate {line} --steps 2").output
 
 
 def test_gradinit_scales_a_model_of_transformers(hub):
     options = "--init gradinit --gradinit-steps 2 --rates single"
-    assert "perplexity" in command(f"train {HF} {OPTIONS} --out run {options}")
+    assert "perplexity" in run(f"train {HF} {OPTIONS} --out run {options}").output

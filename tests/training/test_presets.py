@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from bench.pictures import make
-from fused_lwlr.command.main import app
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.runs.run import run
 from fused_lwlr.training import mlperf
@@ -80,21 +78,6 @@ def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
 def _arguments(recipe):
     found = dict(map(model_argument, recipe.model_args))
     return found if recipe.model == "timm:test_resnet" or "convnext" in recipe.model else {"img_size": 32, **found}
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(line, code=0):
-        result = CliRunner().invoke(app, line.split(), prog_name="fused-lwlr")
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == code, result.output
-        return result
-
-    return command
 
 
 def cells(output):
