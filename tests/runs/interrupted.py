@@ -17,12 +17,18 @@ def records(folder):
     return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
 
 
+def assert_same_weights(*files):
+    a, b = (torch.load(file, weights_only=True) for file in files)
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
 def assert_equal_runs(a, b):
     assert records(a) == records(b)
-    ends = [torch.load(folder / "model.pt", weights_only=True) for folder in (a, b)]
-    assert ends[0].keys() == ends[1].keys()
-    for name, tensor in ends[0].items():
-        assert torch.equal(tensor, ends[1][name]), name
+    assert (a / "model.pt").exists()
+    for file in a.glob("model*.pt"):
+        assert_same_weights(file, b / file.name)
     assert not list(b.rglob("*.partial"))
 
 
@@ -39,16 +45,16 @@ def killing(target, name, count, number=signal.SIGKILL):
     setattr(target, name, dying)
 
 
-def in_a_child(recipe, prelude):
-    """The exit code of a process that trains, after something was prepared in it."""
+def forked(body):
+    """The exit code of a process that calls a function."""
     if torch.cuda.is_available():
         pytest.skip("where there is a GPU, PyTorch refuses backward passes in a forked process")
-
-    def body():
-        prelude()
-        os._exit(running.run(recipe))
-
     child = multiprocessing.get_context("fork").Process(target=body)
     child.start()
     child.join()
     return child.exitcode
+
+
+def in_a_child(recipe, prelude):
+    """The exit code of a process that trains, after something was prepared in it."""
+    return forked(lambda: (prelude(), os._exit(running.run(recipe))))

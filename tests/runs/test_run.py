@@ -20,7 +20,6 @@ from fused_lwlr.runs import run as running
 from fused_lwlr.runs.evaluation import evaluate_only
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import checkpoints, loop, prepare, trainer
-from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
 
@@ -49,27 +48,11 @@ def straight(tmp_path_factory):
     return folder
 
 
-def half_a_checkpoint(count):
-    """Die while the count-th checkpoint is half written."""
-    whole, calls = torch.save, []
-
-    def save(content, file):
-        calls.append(1)
-        if len(calls) < count:
-            return whole(content, file)
-        file.write(b"PK half of it")
-        file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    torch.save = save
-
-
 DEATHS = {
     "calibration": lambda: killing(prepare, "calibrate", 1),
     "first-step": lambda: killing(trainer.Trainer, "update", 1),
     "epoch": lambda: killing(trainer.Trainer, "gradients", 7),
     "log": lambda: killing(loop.Interval, "__init__", 2),
-    "half-written": lambda: half_a_checkpoint(6),
     "between-write-and-name": lambda: killing(checkpoints.os, "replace", 9),
     "last-epoch": lambda: killing(trainer.Trainer, "test", 3),
     "done-but-for-weights": lambda: killing(running, "save_weights", 1),
@@ -88,17 +71,6 @@ def test_a_run_killed_anywhere_resumes_bit_identically(recipe, death, straight, 
     assert_equal_runs(straight(dataclasses.replace(recipe, out=BASE.out)), tmp_path / "run")
     starts = json.loads((tmp_path / "run/run.json").read_text())
     assert [start.get("end") for start in starts][-1] == "finished"
-
-
-def test_sigterm_ends_with_a_checkpoint(straight, tmp_path, capfd):
-    recipe = dataclasses.replace(RUNS[0], out=str(tmp_path / "run"), checkpoint_minutes=1000.0)
-    assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
-    assert "Stopped after step 6 of 12: the same command goes on from there." in capfd.readouterr().out
-    names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
-    assert names == ["step-000000000.pt", "step-000000006.pt"]
-    assert not (tmp_path / "run/model.pt").exists()
-    assert running.run(recipe) == 0
-    assert_equal_runs(straight(RUNS[0]), tmp_path / "run")
 
 
 def test_options_that_change_no_bit_may_change(straight, tmp_path):
@@ -251,15 +223,6 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
             running.run(dataclasses.replace(BASE, out=str(tmp_path)))
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert not list(tmp_path.iterdir())
-
-
-def test_divergence_leaves_the_checkpoint_from_before(tmp_path):
-    recipe = dataclasses.replace(BASE, rates="single", lr=1e12, out=str(tmp_path), log_every=1000)
-    with pytest.raises(DivergedError, match=r"became (nan|inf) by step \d+ \(peak lr 1e\+12\): try a lower"):
-        running.run(recipe)
-    for path in (tmp_path / "checkpoints").glob("*.pt"):
-        state = torch.load(path, weights_only=True)
-        assert torch.isfinite(state["own"][0]["loss"])
 
 
 def test_algorithm_settings_are_restored():

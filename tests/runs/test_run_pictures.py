@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 import torch
+from interrupted import assert_equal_runs, records
 from torch.nn.functional import cross_entropy
 
 from bench.pictures import make
 from fused_lwlr.data import open_data
 from fused_lwlr.models.build import build
 from fused_lwlr.runs import run as running
-from fused_lwlr.runs.metrics import TIMING, read_records
 from fused_lwlr.training import trainer
 from fused_lwlr.training.recipe import Recipe
 
@@ -28,11 +28,6 @@ def pictures(tmp_path, monkeypatch):
     for name in BAD:
         (folder / name).write_bytes(b"no image")
     return folder
-
-
-def records(folder):
-    found = read_records(folder / "metrics.jsonl")
-    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
 
 
 def dying_before(monkeypatch, step):
@@ -62,9 +57,7 @@ def test_interrupted_within_an_interval(options, pictures, tmp_path, monkeypatch
     assert ("scale" in checkpoint["state"]["scaler"]) == ("amp" in options)
     assert checkpoint["state"]["scaler"].get("scale", 0.0) < 65536.0
     assert running.run(b) == 0
-    assert records(tmp_path / "a") == records(tmp_path / "b")
-    ends = [torch.load(tmp_path / name / "model.pt", weights_only=True) for name in "ab"]
-    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+    assert_equal_runs(tmp_path / "a", tmp_path / "b")
     # two epochs of 16 images
     assert sum(record["skipped"] for record in records(tmp_path / "a") if record["kind"] == "train") == 4
     assert {record["images"] for record in records(tmp_path / "a") if record["kind"] == "validation"} == {3}

@@ -6,10 +6,8 @@ import signal
 
 import pytest
 import torch
-from interrupted import assert_equal_runs, in_a_child, killing
-from typer.testing import CliRunner
+from interrupted import assert_equal_runs, assert_same_weights, in_a_child, killing
 
-from fused_lwlr.command.main import app
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import best as best_module
@@ -41,11 +39,6 @@ def weights(path):
     return torch.load(path, weights_only=True)
 
 
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
 def test_a_missed_target_is_told_and_the_best_weights_are_kept(straight, tmp_path, capsys):
     """A test of the best weights gives the accuracy of their evaluation."""
     found = validations(straight)
@@ -70,7 +63,6 @@ def test_a_killed_run_keeps_the_same_best_weights(death, straight, tmp_path):
     assert in_a_child(recipe, lambda: killing(target, name, count)) == -signal.SIGKILL
     assert running.run(recipe) == 3
     assert_equal_runs(straight, tmp_path / "run")
-    assert_same(weights(straight / "model_best.pt"), weights(tmp_path / "run/model_best.pt"))
     last = [weights(folder / "checkpoints/step-000000008.pt") for folder in (straight, tmp_path / "run")]
     assert last[0]["state"]["best"] == last[1]["state"]["best"]
     assert last[0]["state"]["best"]["score"] == max(record["top1"] for record in validations(straight))
@@ -95,10 +87,10 @@ def test_a_training_ends_at_its_target(straight, tmp_path, capsys):
     ]
     end = max((record for record in found if record["step"] == step), key=lambda record: record["top1"])
     file = tmp_path / ("model_ema.pt" if end["weights"] == "ema" else "model.pt")
-    assert_same(weights(file), weights(tmp_path / "model_best.pt"))
+    assert_same_weights(file, tmp_path / "model_best.pt")
     assert running.run(recipe) == 0
     assert "is done: choose another folder" in capsys.readouterr().out
-    assert_same(weights(file), weights(tmp_path / "model_best.pt"))
+    assert_same_weights(file, tmp_path / "model_best.pt")
 
 
 def test_evaluations_every_few_epochs(tmp_path):
@@ -158,28 +150,22 @@ def test_a_step_that_is_not_finite_ends_a_training(options, message, tmp_path, m
     assert all(value.isfinite().all() for value in state["models"]["model"].values())
 
 
-def test_weights_of_a_file_from_the_command_line(straight, tmp_path, monkeypatch):
+def test_weights_of_a_file_from_the_command_line(straight, command, tmp_path):
     """Training begins with them, resumes without the file, and --eval-only tests them."""
-    monkeypatch.setenv("COLUMNS", "200")
     file = tmp_path / "start.pt"
     file.write_bytes((straight / "model_best.pt").read_bytes())
     line = f"train --rates single --steps 2 --lr 0 --weight-decay 0 --device cpu --workers 0 --weights {file}"
 
-    def command(line, code=0):
-        result = CliRunner().invoke(app, line.split(), prog_name="fused-lwlr")
-        assert result.exit_code == code, result.output
-        return result.output
-
     command(f"{line} --out {tmp_path / 'run'}")
     # with a rate of 0 only statistics change
-    ours, theirs = ({name: value for name, value in weights(path).items() if name.endswith(("weight", "bias"))}
-                    for path in (tmp_path / "run/model.pt", file))  # fmt: skip
-    assert_same(ours, theirs)
-    tested = command(f"train --eval-only --device cpu --weights {file}")
+    ours, theirs = weights(tmp_path / "run/model.pt"), weights(file)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if name.endswith(("weight", "bias")))
+    tested = command(f"train --eval-only --device cpu --weights {file}").output
     assert f"{100 * max(record['top1'] for record in validations(straight)):.2f}" in tested
     file.unlink()
     command(f"{line} --out {tmp_path / 'run'}")
-    assert "there is no such file; give one such as" in command(f"{line} --out {tmp_path / 'other'}", code=2)
+    assert "there is no such file; give one such as" in command(f"{line} --out {tmp_path / 'other'}", code=2).output
     command(f"train --eval-only --out {tmp_path / 'run'}")
-    told = command(f"train --eval-only --out {tmp_path / 'run'} --init lwlr --weights {file}", code=2)
+    told = command(f"train --eval-only --out {tmp_path / 'run'} --init lwlr --weights {file}", code=2).output
     assert "--weights and --out are both weights to test: give one of them" in told

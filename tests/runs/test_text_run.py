@@ -1,18 +1,15 @@
 """A model of text is trained by the same command as a model of images, and measured in tokens."""
 
-import multiprocessing
-import os
 import signal
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_line import run
+from interrupted import assert_equal_runs, forked, killing, records
 
-from fused_lwlr.command.main import app
 from fused_lwlr.data import open_text, val_batches
 from fused_lwlr.models.build import build
 from fused_lwlr.runs.html_report import write_report
-from fused_lwlr.runs.metrics import TIMING, read_records
 from fused_lwlr.training.trainer import Trainer
 
 COMMAND = (
@@ -23,14 +20,7 @@ COMMAND = (
 
 
 def trained(out, model="gpt2", code=0, more=""):
-    result = CliRunner().invoke(app, f"{COMMAND.format(model=model, out=out)} {more}".split(), prog_name="fused-lwlr")
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def records(folder):
-    found = read_records(folder / "metrics.jsonl") + read_records(folder / "layers.jsonl")
-    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
+    return run(f"{COMMAND.format(model=model, out=out)} {more}", code).output
 
 
 @pytest.fixture(scope="module")
@@ -82,28 +72,9 @@ def test_validation_is_the_cross_entropy_of_every_token(place, weights):
 
 
 def test_a_killed_run_resumes_bit_identically(place):
-    def body():
-        whole, calls = Trainer.update, []
-
-        def dying(self):
-            calls.append(1)
-            if len(calls) == 11:
-                os.kill(os.getpid(), signal.SIGKILL)
-            whole(self)
-
-        Trainer.update = dying
-        trained("killed")
-
-    child = multiprocessing.get_context("fork").Process(target=body)
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
+    assert forked(lambda: (killing(Trainer, "update", 11), trained("killed"))) == -signal.SIGKILL
     assert "Going on after step 10 of 24." in trained("killed", more="--workers 1")
-    assert records(place / "killed") == records(place / "straight")
-    for name in ("model.pt", "model_ema.pt"):
-        a, b = (torch.load(place / run / name, weights_only=True) for run in ("straight", "killed"))
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a)
+    assert_equal_runs(place / "straight", place / "killed")
 
 
 def test_it_is_evaluated_every_so_many_steps(place):
@@ -127,20 +98,12 @@ def test_another_text_is_refused(place):
         (place / "text.txt").write_text(whole)
 
 
-def test_passes_of_a_step_add_up_to_the_same_loss(place):
-    trained("passes", more="--micro-batch 4")
-    whole, parts = (
-        next(r["loss"] for r in records(place / run) if r["kind"] == "train") for run in ("straight", "passes")
-    )
-    assert parts == pytest.approx(whole, rel=1e-3)
-
-
 def test_the_report_and_other_screens_are_of_tokens(place):
     page = write_report(place / "straight").read_text()
     for text in ("lowest validation loss", "tokens a second", "perplexity"):
         assert text in page
     assert not any(text in page for text in ("top-1", "images a second", "images skipped"))
-    evaluated = CliRunner().invoke(app, ["train", "--eval-only", "--out", "straight"]).output
+    evaluated = run("train --eval-only --out straight").output
     assert "perplexity" in evaluated
     assert "top-1" not in evaluated
     dry = trained("dry", model="postln2", more="--dry-run --model-args layernorm=every")
@@ -158,7 +121,5 @@ def test_gradinit_scales_a_model_of_text(place):
 
 
 def test_rates_are_calibrated_on_text(place):
-    options = ["--data", "text:text.txt", "--context", "16", "--steps", "2"]
-    result = CliRunner().invoke(app, ["calibrate", "--model", "postln1", *options])
-    assert result.exit_code == 0, result.output
-    assert "blocks.0.attention.qkv.weight[0:64]" in result.output
+    output = run("calibrate --model postln1 --data text:text.txt --context 16 --steps 2").output
+    assert "blocks.0.attention.qkv.weight[0:64]" in output
