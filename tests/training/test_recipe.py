@@ -73,15 +73,17 @@ def test_presets_are_whole_and_survive_json(name):
 
 # Goyal's and NVIDIA's lines; LAMB's square roots
 @pytest.mark.parametrize(
-    ("preset", "batch", "lr"),
+    ("preset", "batch", "given", "lr"),
     [
-        ("resnet50-sgd", 8192, 3.2), ("resnet50-nvidia", 256, 0.256), ("resnet50-nvidia", 2048, 2.048),
-        ("resnet50-lamb", 2048, 0.01), ("resnet50-lamb", 32768, 0.04), ("resnet50-lamb", 512, 0.005),
-        ("resnet50-adamw", 4096, 6e-3), ("resnet50-elr", 1024, 0.2), ("resnet50-elr", 4096, 0.4),
+        ("resnet50-sgd", 8192, {}, 3.2), ("resnet50-nvidia", 256, {}, 0.256), ("resnet50-nvidia", 2048, {}, 2.048),
+        ("resnet50-lamb", 2048, {}, 0.01), ("resnet50-lamb", 32768, {}, 0.04), ("resnet50-lamb", 512, {}, 0.005),
+        ("resnet50-adamw", 4096, {}, 6e-3), ("resnet50-elr", 1024, {}, 0.2), ("resnet50-elr", 4096, {}, 0.4),
+        ("resnet50-sgd", 8192, {"lr": 2.5}, 2.5), ("resnet50-sgd", 512, {"lr": 2.5, "lr_scaling": "linear"}, 5.0),
     ],
 )  # fmt: skip
-def test_rates_follow_the_batch_size(preset, batch, lr):
-    assert resolve(preset, {"batch_size": batch}).peak_lr == pytest.approx(lr, rel=1e-12)
+def test_rates_follow_the_batch_size(preset, batch, given, lr):
+    """Except a rate that is given."""
+    assert resolve(preset, {"batch_size": batch, **given}).peak_lr == pytest.approx(lr, rel=1e-12)
 
 
 # Typed from mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json: BS, and of "opt_..."
@@ -253,11 +255,6 @@ def test_a_preset_whose_rate_does_not_follow_the_batch_size_says_so(name):
             scaled = resolve(name, {"batch_size": 8192, **options}, note=notes.append)
             assert scaled.peak_lr == pytest.approx(ratio * recipe.lr)
         assert len(notes) == 1
-
-
-def test_a_rate_that_is_given_is_the_rate():
-    assert resolve("resnet50-sgd", {"batch_size": 8192, "lr": 2.5}).peak_lr == 2.5
-    assert resolve("resnet50-sgd", {"batch_size": 512, "lr": 2.5, "lr_scaling": "linear"}).peak_lr == 5.0
 
 
 def test_options_replace_parts_of_a_preset():

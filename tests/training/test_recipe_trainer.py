@@ -8,14 +8,20 @@ from fnmatch import fnmatch
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+from trainings import ALONE, prepared, take
 
 from fused_lwlr import (
+    ELR,
+    LAMB,
+    LARC,
+    LARS,
     SGD,
     AdamW,
     BalancedLR,
     ClipByLayer,
     Hyperball,
     Lion,
+    NormalizedGradient,
     RadialBrake,
     UpdateFloor,
     calibrate,
@@ -23,36 +29,24 @@ from fused_lwlr import (
     lwlr_init_,
     simulate,
 )
-from fused_lwlr.data import open_data, val_batches
+from fused_lwlr.data import val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.training import trainer as trainer_module
 from fused_lwlr.training.presets import resolve
-from fused_lwlr.training.processes import World, pick_device
+from fused_lwlr.training.processes import pick_device
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step
 from fused_lwlr.training.setup import new_model, new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
-ALONE = World(0, 1, torch.device("cpu"))
 BASE = Recipe(rates="single", lr=0.05, steps=4, batch_size=32, device="cpu", workers=0, weight_decay=1e-3)
 
 
-@pytest.fixture(scope="module")
-def data():
-    return open_data("digits", image_size=8, augmentation="none")
-
-
 def trained(recipe, data, steps=None):
-    trainer = Trainer(recipe, ALONE, data)
-    trainer.prepare()
-    passes = trainer.batches()
-    losses = []
-    for _ in range(steps or trainer.total):
-        losses.append(trainer.gradients(passes)[0].item())
-        trainer.update()
-    return trainer, losses
+    trainer = prepared(recipe, data)
+    return trainer, take(trainer, steps or trainer.total)
 
 
 def by_hand(recipe, data, steps):
@@ -61,7 +55,7 @@ def by_hand(recipe, data, steps):
     model = build(recipe.model, image_size=8, channels=1, classes=10)
     lwlr_init_(model)
     kinds = {
-        "sgd": lambda p, **k: torch.optim.SGD(p, momentum=0.9, nesterov=recipe.nesterov, **k),
+        "sgd": lambda p, **k: torch.optim.SGD(p, momentum=recipe.momentum, nesterov=recipe.nesterov, **k),
         "adamw": lambda p, **k: torch.optim.AdamW(p, betas=recipe.betas, eps=recipe.eps, **k),
     }
     optimizer = kinds[recipe.optimizer](model.parameters(), lr=1.0, weight_decay=recipe.weight_decay)
@@ -88,6 +82,7 @@ def by_hand(recipe, data, steps):
     "options",
     [
         {}, {"optimizer": "adamw", "lr": 1e-3}, {"model": "vit", "label_smoothing": 0.1}, {"nesterov": True},
+        {"momentum": 0.3, "weight_decay": 0.02}, {"momentum": 0.0}, {"optimizer": "adamw", "weight_decay": 0.3},
         {"optimizer": "adamw", "lr": 1e-3, "betas": (0.5, 0.8), "eps": 1e-3}, {"loss": "bce", "label_smoothing": 0.1},
     ],
     ids=str,
@@ -132,8 +127,7 @@ def test_rates_equal_calibrate(amp, data):
 def test_gradinit_scales_the_weights_of_the_model_itself(options, data):
     fields = {f"gradinit_{name}": value for name, value in options.items()}
     recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, model="vit", **fields)
-    trainer = Trainer(recipe, ALONE, data)
-    trainer.prepare()
+    trainer = prepared(recipe, data)
     torch.manual_seed(0)
     model = build("vit", image_size=8, channels=1, classes=10)
     own = {name: param.detach().clone() for name, param in model.named_parameters()}
@@ -180,19 +174,6 @@ def test_channels_last_changes_strides_alone(data):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.long
-def test_compiled(data, monkeypatch):
-    compiler = torch.compile
-    # by dynamo only: inductor's code is not ours to test
-    monkeypatch.setattr(torch, "compile", lambda model, mode: compiler(model, backend="eager"))
-    recipe = dataclasses.replace(BASE, model="vit", steps=2)
-    plain, _ = trained(recipe, data)
-    compiled, _ = trained(dataclasses.replace(recipe, compile=True), data)
-    assert compiled.called is not compiled.model
-    for a, b in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "expected"),
     [
@@ -202,6 +183,12 @@ def test_compiled(data, monkeypatch):
          {"cautious_decay": True, "nonfinite": "raise"}),
         ({"nonfinite": "skip"}, SGD, {"nonfinite": "skip"}),
         ({"amp": "bf16", "master_weights": True}, SGD, {"master_weights": True, "state_dtype": torch.float32}),
+        ({"clip_global_norm": 2.0}, SGD, {}),
+        ({"scaling": "elr", "goal": 0.3}, SGD, {"scaling": (ELR, {"goal": 0.3})}),
+        ({"scaling": "lars", "trust_coefficient": 0.01}, SGD, {"scaling": (LARS, {"trust_coefficient": 0.01})}),
+        ({"scaling": "larc"}, SGD, {"scaling": (LARC, {})}),
+        ({"scaling": "lamb", "optimizer": "adamw"}, AdamW, {"scaling": (LAMB, {})}),
+        ({"scaling": "ng"}, SGD, {"scaling": (NormalizedGradient, {})}),
         ({"scaling": "hyperball"}, SGD, {"scaling": (Hyperball, {})}),
         ({"scaling": "brake", "inward": 0.7}, SGD, {"scaling": (RadialBrake, {"outward": 0.5, "inward": 0.7})}),
         ({"scaling": "floor", "ratio": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.3, "ceiling": math.inf})}),
@@ -231,13 +218,14 @@ def test_selected_layers():
     optimizer = new_optimizer(recipe, model, None)
     chosen = {name for name, param in model.named_parameters() if optimizer.scaling.selects(name, param)}
     assert chosen == {name for name, _ in model.named_parameters() if not name.startswith("head.")}
-    with pytest.raises(ValueError, match=r"--select hed\.\* matches no parameter of resnet; its parameters are"):
-        new_optimizer(dataclasses.replace(recipe, select=("hed.*",)), model, None)
+    for option in ("select", "exclude"):
+        message = rf"--{option} hed\.\* matches no parameter of resnet; its parameters are "
+        with pytest.raises(ValueError, match=message):
+            new_optimizer(dataclasses.replace(recipe, **{option: ("hed.*",)}), model, None)
 
 
 def test_weight_decay_of_matrices_alone(data):
-    trainer = Trainer(dataclasses.replace(BASE, decay="matrices"), ALONE, data)
-    trainer.prepare()
+    trainer = prepared(dataclasses.replace(BASE, decay="matrices"), data)
     for group in trainer.optimizer.param_groups:
         assert {param.dim() >= 2 for param in group["params"]} == {group["weight_decay"] > 0}
     held = [param for group in trainer.optimizer.param_groups for param in group["params"]]
@@ -248,8 +236,7 @@ def test_excluded_parameters_have_neither_decay_nor_scaling(data):
     """By name, as in MLPerf: this includes weights of convolutions."""
     patterns = ("*bn*", "*.bias", "conv.weight")
     recipe = dataclasses.replace(BASE, scaling="lars", lr_in_momentum=True, exclude=patterns, steps=1)
-    trainer = Trainer(recipe, ALONE, data)
-    trainer.prepare()
+    trainer = prepared(recipe, data)
     names = [name for name, _ in trainer.model.named_parameters()]
     left_out = {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
     assert {"conv.weight", "head.bias"} <= left_out < set(names)
@@ -295,15 +282,8 @@ def test_a_normalization_of_many_dimensions_has_neither_decay_nor_scaling():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0]
 
 
-def test_a_pattern_that_fits_nothing_is_refused(data):
-    trainer = Trainer(dataclasses.replace(BASE, exclude=("*.scale",)), ALONE, data)
-    with pytest.raises(ValueError, match=r"--exclude \*\.scale matches no parameter of resnet; its parameters are "):
-        trainer.prepare()
-
-
 def test_layer_decay_multiplies_rates(data):
-    trainer = Trainer(dataclasses.replace(BASE, model="vit", layer_decay=0.5, steps=1), ALONE, data)
-    trainer.prepare()
+    trainer = prepared(dataclasses.replace(BASE, model="vit", layer_decay=0.5, steps=1), data)
     expected = layer_decay(trainer.model, 0.5)
     [group] = trainer.optimizer.param_groups
     etas = [entry[0].options.eta for entry in group["layers"]]
@@ -348,27 +328,12 @@ def test_a_size_of_validation_that_the_model_does_not_take_is_refused_at_once(ti
     assert new_model(resolve(None, {**options, "model": "timm:test_resnet"}), **sizes).training
 
 
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    [
-        ({"scaling": "elr", "goal": 0.3}, "ELR(select"), ({"scaling": "lars", "trust_coefficient": 0.01}, "LARS("),
-        ({"scaling": "larc"}, "LARC("), ({"scaling": "lamb", "optimizer": "adamw"}, "LAMB("),
-        ({"scaling": "ng"}, "NormalizedGradient("), ({"clip_global_norm": 2.0}, "None"),
-    ],
-)  # fmt: skip
-def test_scalings(options, shown, data):
-    trainer, losses = trained(dataclasses.replace(BASE, steps=1, **options), data)
-    assert repr(trainer.optimizer.scaling).startswith(shown)
-    assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
-
-
 def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, monkeypatch):
     """Against swa_utils, weights and running statistics, with the decay for a small number of steps."""
     from torch.optim.swa_utils import AveragedModel
 
     recipe = dataclasses.replace(BASE, ema=0.5, steps=6)
-    trainer = Trainer(recipe, ALONE, data)
-    trainer.prepare()
+    trainer = prepared(recipe, data)
     decays = [min(0.5, (1 + t) / (10 + t)) for t in range(6)]
 
     def moved(averaged, current, count):
@@ -397,26 +362,10 @@ def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, mon
     with torch.no_grad():
         logits = trainer.model(data.val.inputs)
     assert found["model"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
-    assert found["model"].count == found["ema"].count == 360
-
-
-def test_tests_count_every_image_once(data):
-    trainer, _ = trained(dataclasses.replace(BASE, batch_size=100, micro_batch=50, steps=1), data)
-    found = trainer.test()["model"]
-    with torch.no_grad():
-        logits = trainer.model.eval()(data.val.inputs)
-    assert found.count == 360
-    assert found.top1 == (logits.argmax(1) == data.val.targets).double().mean().item()
+    assert found["model"].top1 == (logits.argmax(1) == data.val.targets).double().mean().item()
     right = (logits.topk(5).indices == data.val.targets[:, None]).any(1)
-    assert found.top5 == right.double().mean().item()
-    assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
-
-
-def test_impossible_trainings_are_refused_first(data):
-    with pytest.raises(FileNotFoundError, match="--rates nofile: there is no such file"):
-        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data).prepare()
-    with pytest.raises(ValueError, match="--fsdp shards a model over processes, but there is only one"):
-        Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
+    assert found["model"].top5 == right.double().mean().item()
+    assert found["model"].count == found["ema"].count == 360
 
 
 @pytest.mark.long
@@ -476,8 +425,7 @@ def test_scale_invariant_weights_are_rescaled(data):
     assert set(found.names) == {name for name, p in trainer.model.named_parameters() if p.dim() == 4}
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.state_dict().items())
     largest = max(before[name].norm() for name in found.names)
-    plain = Trainer(dataclasses.replace(recipe, rescale_weights=False), ALONE, data)
-    plain.prepare()
+    plain = prepared(dataclasses.replace(recipe, rescale_weights=False), data)
     for each in (trainer, plain):
         each.gradients(each.batches())
         each.update()

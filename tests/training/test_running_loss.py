@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
+from trainings import ALONE
 
-from fused_lwlr.training.processes import World
 from fused_lwlr.training.running_loss import RunningLoss
-
-ALONE = World(0, 1, torch.device("cpu"))
 
 
 def after(skips, *steps):

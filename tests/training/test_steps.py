@@ -6,28 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from trainings import ALONE, prepared
 
-from fused_lwlr.data import open_data
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.records import Interval
 from fused_lwlr.training.trainer import Trainer
 
-ALONE = World(0, 1, torch.device("cpu"))
 BASE = Recipe(rates="single", lr=0.05, steps=8, batch_size=32, device="cpu", workers=0, weight_decay=1e-3)
-
-
-@pytest.fixture(scope="module")
-def data():
-    return open_data("digits", image_size=8, augmentation="none")
 
 
 @pytest.mark.long
 def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
     """Gradients overflow at GradScaler's initial scale; a step on overflow changes no weight."""
-    trainer = Trainer(dataclasses.replace(BASE, amp="fp16", steps=8), ALONE, data)
-    trainer.prepare()
+    trainer = prepared(dataclasses.replace(BASE, amp="fp16", steps=8), data)
     passes, scales, moved = trainer.batches(), [], []
     for _ in range(8):
         scales.append(trainer.scaler.get_scale())
@@ -53,8 +46,7 @@ def test_the_norm_that_is_recorded_is_of_the_gradients_of_the_last_step(data, mo
         update(self)
 
     monkeypatch.setattr(Trainer, "update", measured)
-    trainer = Trainer(dataclasses.replace(BASE, scaling="lars", steps=4), ALONE, data)
-    trainer.prepare()
+    trainer = prepared(dataclasses.replace(BASE, scaling="lars", steps=4), data)
     Loop(trainer, lambda after: [SimpleNamespace(add=records.append)], every=2).train()
     found = [record.grad_norm for record in records if isinstance(record, Interval)]
     assert found == pytest.approx(norms[1::2], rel=1e-5)
@@ -83,23 +75,9 @@ def test_dropout_follows_from_seed_step_and_pass(data):
     assert drawn(3, 0, size=4) == [found[2][1]]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"momentum": 0.3, "weight_decay": 0.02}, {"momentum": 0.0}, {"optimizer": "adamw", "weight_decay": 0.3}],
-    ids=str,
-)
-def test_the_optimizer_has_the_options_of_the_recipe(options, data):
-    trainer = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
-    trainer.prepare()
-    [group] = trainer.optimizer.param_groups
-    asked = {name: value for name, value in options.items() if name != "optimizer"}
-    assert {name: group[name] for name in asked} == asked
-
-
 def test_a_clipped_step_is_as_long_as_that(data):
     recipe = dataclasses.replace(BASE, momentum=0.0, weight_decay=0.0, clip_global_norm=0.01, steps=1)
-    trainer = Trainer(recipe, ALONE, data)
-    trainer.prepare()
+    trainer = prepared(recipe, data)
     start = [param.detach().clone() for param in trainer.model.parameters()]
     trainer.gradients(trainer.batches())
     trainer.update()
@@ -109,8 +87,7 @@ def test_a_clipped_step_is_as_long_as_that(data):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_inputs_of_the_model(channels_last, data):
-    trainer = Trainer(dataclasses.replace(BASE, channels_last=channels_last), ALONE, data)
-    trainer.prepare()
+    trainer = prepared(dataclasses.replace(BASE, channels_last=channels_last), data)
     strides = []
     # three channels: images of one channel have the same strides in both memory formats
     images = torch.rand(32, 3, 8, 8)
@@ -151,8 +128,7 @@ def test_an_odd_number_of_images_has_no_pairs(data, timm):
 @pytest.mark.long
 @pytest.mark.parametrize("amp", ["none", "bf16"])
 def test_tests_compute_as_training_does(amp, data):
-    trainer = Trainer(dataclasses.replace(BASE, amp=amp), ALONE, data)
-    trainer.prepare()
+    trainer = prepared(dataclasses.replace(BASE, amp=amp), data)
     dtypes = set()
     trainer.model.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
     trainer.gradients(trainer.batches())

@@ -6,8 +6,8 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from trainings import ALONE, prepared, take
 
-from fused_lwlr.data import open_data
 from fused_lwlr.models.build import build
 from fused_lwlr.runs.dry_run import saved_bytes
 from fused_lwlr.training import wrapping
@@ -15,22 +15,12 @@ from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
 
-ALONE = World(0, 1, torch.device("cpu"))
 BASE = Recipe(model="vit", rates="single", lr=0.01, steps=2, batch_size=8, device="cpu", workers=0)
 
 
-@pytest.fixture(scope="module")
-def data():
-    return open_data("digits", image_size=8, augmentation="none")
-
-
 def trained(data, **options):
-    trainer = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
-    trainer.prepare()
-    passes = trainer.batches()
-    for _ in range(2):
-        trainer.gradients(passes)
-        trainer.update()
+    trainer = prepared(dataclasses.replace(BASE, **options), data)
+    take(trainer, 2)
     return trainer
 
 
@@ -66,11 +56,6 @@ def test_options_without_effect_are_refused(options, world, message):
     recipe = dataclasses.replace(BASE, **options)
     with pytest.raises(ValueError, match=f"^{message}"):
         wrapping.check_wrapping(build(recipe.model, image_size=8, channels=1, classes=10), recipe, world)
-
-
-def test_a_trainer_checks_the_options(data):
-    with pytest.raises(ValueError, match=r"^--sync-bn is for several"):
-        Trainer(dataclasses.replace(BASE, sync_bn=True), ALONE, data)
 
 
 def block(momentum):
@@ -138,10 +123,7 @@ def test_master_weights_train_as_mixed_precision(model, data):
     for layer in layers:
         layer.weight.data = layer.weight.data.bfloat16().float()
     exact.prepare()
-    passes = exact.batches()
-    for _ in range(2):
-        exact.gradients(passes)
-        exact.update()
+    take(exact, 2)
     other = trained(data, **options, master_weights=True)
     rounded = {name for name, param in other.model.named_parameters() if param.dtype == torch.bfloat16}
     assert len(rounded) == len(layers)
