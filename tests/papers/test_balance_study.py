@@ -4,7 +4,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from test_lwlr_studies import quick, spread
+from quick import change, quick, spread
 
 from fused_lwlr import balance
 from fused_lwlr.papers.balance import ALPHAS, curvature, equal_rates, first_width, word
@@ -14,18 +14,10 @@ from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.tables import cell
 
 
-def printed(one, two, h):
-    """The loss of two layers after one step, term by term."""
-    return (
-        one**2 / h**4 + two**2 / h**4 + 2 * one * two / h**4 + one**2 * two**2 / h**7 - 2 * one / h**2 - 2 * two / h**2
-        + 1 / h + 2 * one * two / h**5 + 1
-    )  # fmt: skip
-
-
 def test_study(tmp_path):
     (losses, equal), _ = quick("balance", tmp_path)
     rate = 40**1.5
-    assert losses[1]["paper's formula"] == f"{printed(1.3 * rate, 0.7 * rate, 40):.4f}"
+    assert losses[1]["paper's formula"] == f"{balance.one_step_loss(1.3 * rate, 0.7 * rate, 40):.4f}"
     trained = [balance.simulate(40, 1.3 * rate, 0.7 * rate, 2, seed) for seed in (0, 1)]
     assert losses[1]["trained"] == spread([run[1] for run in trained], 4)
     assert losses[5]["trained"] == spread([run[2] for run in trained], 4)
@@ -160,8 +152,8 @@ def test_steps_to_a_loss(tmp_path):
         assert row["steps"] == spread(by_rate[0.04], 1)
         assert row["best lr"] == "0.04"
         assert sum(by_rate[0.04]) < sum(by_rate[0.03])
-    gain = [of["linear net", "BalancedLR", 0.04, seed] - of["linear net", "one rate", 0.04, seed] for seed in (0, 1)]
-    assert best[1]["difference"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
+    plain, balanced = ([of["linear net", arm, 0.04, seed] for seed in (0, 1)] for arm in ("one rate", "BalancedLR"))
+    assert best[1]["difference"] == change(balanced, plain, 1)
     assert grid[2]["one rate"] == "not"
 
 

@@ -1,8 +1,7 @@
 """The studies of deep networks on Fashion-MNIST and digits: their arms, and a smoke test on small files."""
 
 import pytest
-from idx_files import arrays, save
-from test_lwlr_studies import quick, spread
+from quick import asked, check, quick_on_files
 
 from fused_lwlr.papers import elr_fashion
 from fused_lwlr.papers.studies import find
@@ -27,15 +26,9 @@ def test_what_each_arm_trains(name, common, monkeypatch):
     # with any data
     assert {job.parameters["model"] for job in study.jobs(study.settings(data="glyphs"))} == {common["model"]}
 
-    def untrained(recipe, *, optimizer, tuned):
-        assert tuned
-        key = job.parameters["setup"], job.parameters["warmup"]
-        recipes.setdefault(key, []).append((recipe, job.parameters["lr"]))
-        return Trained(problem="diverged")
-
-    monkeypatch.setattr(elr_fashion, "train", untrained)
-    for job in study.jobs(study.settings()):
-        assert set(job.function(**job.parameters).values()) == {None}
+    for of, recipe, values in asked(study, elr_fashion, monkeypatch, result=Trained(problem="diverged")):
+        assert set(values.values()) == {None}
+        recipes.setdefault((of["setup"], of["warmup"]), []).append((recipe, of["lr"]))
     assert list(recipes) == [(setup, warmup) for warmup in (0.0, 0.1) for setup in SETUPS]
     for (setup, warmup), of in recipes.items():
         momentum, decay, scaling, lowest = SETUPS[setup]
@@ -51,16 +44,11 @@ def test_what_each_arm_trains(name, common, monkeypatch):
 
 
 def test_a_smoke_test(tmp_path):
-    save(tmp_path / "small", arrays(train=100))
-    (table, spreads, grid), jobs = quick("elr-fashion", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}")
-    assert [(row["warm-up"], row["SGD with"]) for row in table] == [(w, s) for w in ("0", "0.1") for s in SETUPS]
+    (table, spreads, grid), jobs = quick_on_files("elr-fashion", tmp_path)
+    rivals = dict.fromkeys(["neither", "constrained"], "momentum, decay")
+    values = check(table, jobs, {"warm-up": "warmup", "SGD with": "setup"}, rivals)
+    assert list(values) == [(warmup, setup) for warmup in ("0", "0.1") for setup in SETUPS]
     assert len(jobs) == 2 * len(grid) == 2 * len(table) == 2 * len(spreads)
-    for row, other in zip(table, spreads, strict=True):
-        of = [
-            job["values"] for job in jobs
-            if (f"{job['parameters']['warmup']:g}", job["parameters"]["setup"]) == (row["warm-up"], row["SGD with"])
-        ]  # fmt: skip
-        assert row["test accuracy %"] == spread([values["test_accuracy"] for values in of], 2)
-        assert all(values["elr_spread"] > 0 for values in of)
-        assert ("difference" in row and bool(row["difference"].strip())) is (row["SGD with"] != "momentum, decay")
-        assert ("difference" in other and bool(other["difference"].strip())) is (other["warm-up"] != "0")
+    assert all(job["values"]["elr_spread"] > 0 for job in jobs)
+    for row in spreads:
+        assert ("difference" in row and bool(row["difference"].strip())) is (row["warm-up"] != "0")

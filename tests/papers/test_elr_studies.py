@@ -6,7 +6,7 @@ import pytest
 import torch
 from by_hand import batches
 from matplotlib.figure import Figure
-from test_lwlr_studies import COMMON, FEW, quick, spread
+from quick import COMMON, FEW, change, quick, spread
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import simulate
@@ -90,8 +90,7 @@ def test_warmup(tmp_path):
                 np.array([unit * of[row["SGD with"], name, seed][value] for seed in (0, 1)]) for name in (0.0, warmup)
             )
             assert (row["without"], row["with"]) == (spread(without, 2), spread(warm, 2))
-            change = warm - without
-            assert row["difference"] == f"{change.mean():+.2f} ± {change.std(ddof=1):.2f}"
+            assert row["difference"] == change(warm, without, 2)
     fields = {"model": "resnet8x2", "warmup": 0.3, "lr": 0.1, "batch_size": 256, "seed": 1, **COMMON}
     by_hand = measure(momentum=0.9, weight_decay=1e-4, **fields)
     assert by_hand["rate_spread"] == pytest.approx(of["momentum, decay", 0.3, 1]["rate_spread"], rel=1e-6)
@@ -111,8 +110,8 @@ def test_constrained(tmp_path):
     found = [of["constrained", 0.0, seed]["test_accuracy"] for seed in (0, 1)]
     assert best[4]["test accuracy %"] == spread(found, 1)
     assert (best[4]["paper: Figure 8"], best[0]["paper: Figure 8"]) == ("73.9", "34.0 at most")
-    change = [of["constrained", 0.1, seed]["test_accuracy"] - found[seed] for seed in (0, 1)]
-    assert differences[-1]["difference"] == f"{np.mean(change):+.1f} ± {np.std(change, ddof=1):.1f}"
+    warm = [of["constrained", 0.1, seed]["test_accuracy"] for seed in (0, 1)]
+    assert differences[-1]["difference"] == change(warm, found, 1)
     assert len(rates) == 3
 
 

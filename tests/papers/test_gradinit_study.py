@@ -5,7 +5,7 @@ import pandas
 import pytest
 import torch
 from by_hand import batches
-from test_lwlr_studies import COMMON, FEW, quick, spread
+from quick import COMMON, FEW, change, quick, spread
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import open_data
@@ -41,13 +41,14 @@ def test_study(tmp_path, monkeypatch):
     tau = min(rates, key=rates.get)
     row = next(row for row in accuracy if row["initialization"] == "GradInit")
     assert row["best τ"] == f"{tau:g}"
-    gain = [of["gradinit", tau, seed]["first"] - of["warm-up", 0.0, seed]["first"] for seed in (0, 1)]
+    ours, theirs = ([of[init, of_init, seed]["first"] for seed in (0, 1)]
+                    for init, of_init in (("gradinit", tau), ("warm-up", 0.0)))  # fmt: skip
     compared = next(r for r in differences if r["initialization"] == "GradInit" and "warm-up" in r["minus"])
-    assert compared["difference"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
+    assert compared["difference"] == change(ours, theirs, 1)
     assert of["kaiming", 0.0, 0]["before"] == of["kaiming", 0.0, 0]["after"] == of["gradinit", 0.01, 0]["before"]
     for init in ("metainit", "metainit-adam", "gradinit", "gradinit-normalized"):
-        change = np.array(of[init, 0.03, 0]["after"]) / np.array(of[init, 0.03, 0]["before"])
-        assert abs(change - 1).max() > 1e-3
+        factor = np.array(of[init, 0.03, 0]["after"]) / np.array(of[init, 0.03, 0]["before"])
+        assert abs(factor - 1).max() > 1e-3
     assert [row["initialization"] for row in variance] == list(LABELS.values())[1:]
     assert len(grid) == 8
 
@@ -84,10 +85,7 @@ def test_an_epoch_more_by_hand(start, monkeypatch):
     monkeypatch.setattr("fused_lwlr.papers.starts.one_epoch", lambda trainer, size: iter(epoch))
     ours = trainer("resnet8x2")
     optimizer = start_(ours, start, 0.0)
-    torch.manual_seed(1)
-    model = build("resnet8x2", image_size=8, channels=1, classes=10)
-    torch.manual_seed(1)
-    kaiming_init_(model)
+    model = drawn(1)
     plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     for i, (x, y) in enumerate(epoch):
         plain.param_groups[0]["lr"] = 0.1 * (i + 1) / (len(epoch) + 1) if start == "warm-up" else 0.1
@@ -98,6 +96,15 @@ def test_an_epoch_more_by_hand(start, monkeypatch):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
         momentum = optimizer.state[p]["momentum_buffer"]
         torch.testing.assert_close(momentum, plain.state[q]["momentum_buffer"], rtol=1e-2, atol=1e-4)
+
+
+def drawn(seed):
+    """A ResNet with He's initialization."""
+    torch.manual_seed(seed)
+    model = build("resnet8x2", image_size=8, channels=1, classes=10)
+    torch.manual_seed(seed)
+    kaiming_init_(model)
+    return model
 
 
 def test_learned_scalars():
@@ -147,10 +154,7 @@ def train_an_epoch(model, optimizer):
 
 def test_training_by_hand():
     found = initialize_and_train("kaiming", 0.0, model="resnet8x2", seed=2, **COMMON)
-    torch.manual_seed(2)
-    model = build("resnet8x2", image_size=8, channels=1, classes=10)
-    torch.manual_seed(2)
-    kaiming_init_(model)
+    model = drawn(2)
     # running statistics of batch normalization would show if measuring had changed them
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     train_an_epoch(model, optimizer)
@@ -254,10 +258,7 @@ def test_variants_have_their_arguments(monkeypatch):
 def test_a_variant_with_adamw_by_hand(monkeypatch):
     """GradInit, "Generalizing to Adam": AdamW at 0.003 with a decay of 0.2."""
     found = gradinit_variants.train_variant("AdamW, He", 0.0, model="resnet8x2", seed=2, **COMMON)
-    torch.manual_seed(2)
-    model = build("resnet8x2", image_size=8, channels=1, classes=10)
-    torch.manual_seed(2)
-    kaiming_init_(model)
+    model = drawn(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.2)
     held = train_an_epoch(model, optimizer)
     images = next(minibatches(held, len(held), torch.device("cpu"), seed=0, steps=1))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from quick import quick
 from scipy.stats import ttest_rel
-from test_lwlr_studies import quick
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import open_text, train_batches, val_batches

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_lwlr_studies import COMMON, quick, spread
+from quick import COMMON, quick, spread
 
 from fused_lwlr.papers.lwlr_adam import measure
 from fused_lwlr.papers.training import recipe_of, trainer_of

@@ -2,17 +2,14 @@
 
 import math
 
-import numpy as np
 import pandas
 import pytest
-from idx_files import arrays, save
-from test_lwlr_studies import quick, spread
+from quick import asked, check, quick_on_files
 
 from fused_lwlr.papers import lwlr_decay, lwlr_fashion
 from fused_lwlr.papers.lwlr_decay import DECAYS, LRS
 from fused_lwlr.papers.lwlr_fashion import CONTROL
 from fused_lwlr.papers.studies import find
-from fused_lwlr.papers.training import Trained
 
 STUDY = find("lwlr-decay")
 TOKENS = ("cls_token", "pos_embed")
@@ -30,17 +27,8 @@ TOKENS = ("cls_token", "pos_embed")
     ],
 )
 def test_what_each_arm_trains(options, model, arms, monkeypatch):
-    recipes = {}
-
-    def untrained(recipe, *, tuned):
-        assert tuned
-        recipes[job.parameters["arm"], recipe.lr, recipe.weight_decay] = recipe
-        return Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
-
-    monkeypatch.setattr(lwlr_fashion, "train", untrained)
-    jobs = STUDY.jobs(STUDY.settings(**options))
-    for job in jobs:
-        assert job.function(**job.parameters)["test_accuracy"] == 50.0
+    jobs = asked(STUDY, lwlr_fashion, monkeypatch, **options)
+    recipes = {(of["arm"], recipe.lr, recipe.weight_decay): recipe for of, recipe, _ in jobs}
     assert recipes.keys() == {(arm, lr, decay) for arm in arms for lr in LRS for decay in DECAYS}
     assert len(jobs) == 5 * len(recipes)
     assert {(arm, r.rates, r.rates_exclude) for (arm, *_), r in recipes.items()} == {
@@ -107,17 +95,9 @@ def test_maps_have_one_scale_and_a_cross_where_a_seed_diverged():
 
 
 def test_a_smoke_test(tmp_path):
-    save(tmp_path / "small", arrays(train=100))
-    (best, every), jobs = quick("lwlr-decay", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}")
+    (best, every), jobs = quick_on_files("lwlr-decay", tmp_path)
     assert [row["arm"] for row in best] == [CONTROL, "LWLR", "LWLR but tokens"]
     assert len(jobs) == 3 * 4 * 2
     assert len(every) == 4
-    for row in best:
-        of = [job for job in jobs if job["parameters"]["arm"] == row["arm"]]
-        cells = {}
-        for job in of:
-            setting = f"lr {job['parameters']['lr']:g}, decay {job['parameters']['weight_decay']:g}"
-            cells.setdefault(setting, []).append(job["values"])
-        chosen = min(cells, key=lambda name: np.mean([values["val_loss"] for values in cells[name]]))
-        assert row["best lr, weight decay"] == chosen
-        assert row["test accuracy %"] == spread([values["test_accuracy"] for values in cells[chosen]], 2)
+    check(best, jobs, {"arm": "arm"}, dict.fromkeys(["LWLR", "LWLR but tokens"], CONTROL), best="best lr, weight decay",
+          label=lambda of: f"lr {of['lr']:g}, decay {of['weight_decay']:g}")  # fmt: skip

@@ -1,16 +1,13 @@
 """The studies of layer-wise rates on Fashion-MNIST and on glyphs, on small files, and their ladder of rates."""
 
-import numpy as np
 import pandas
 import pytest
-from idx_files import arrays, save
-from test_lwlr_studies import quick, spread
+from quick import asked, spread
 
 from fused_lwlr.papers import lwlr_fashion
 from fused_lwlr.papers.grid import LADDER
 from fused_lwlr.papers.lwlr_fashion import ARMS, CONTROL
 from fused_lwlr.papers.studies import find
-from fused_lwlr.papers.training import Trained
 
 STUDY, GLYPHS = find("lwlr-fashion"), find("lwlr-glyphs")
 
@@ -63,18 +60,9 @@ def test_there_is_no_rate_beyond_the_last():
     ],
 )
 def test_what_each_arm_trains(study, common, monkeypatch):
-    recipes = {}
-
-    def untrained(recipe, *, tuned):
-        assert tuned
-        recipes[job.parameters["arm"]] = recipe
-        return Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
-
-    monkeypatch.setattr(lwlr_fashion, "train", untrained)
-    jobs = study.jobs(study.settings())
+    jobs = asked(study, lwlr_fashion, monkeypatch)
     assert len(jobs) == len(ARMS) * 3 * 2
-    for job in jobs:
-        assert job.function(**job.parameters)["test_accuracy"] == 50.0
+    recipes = {parameters["arm"]: recipe for parameters, recipe, _ in jobs}
     assert [(r.init, r.rates, r.rates_exclude) for r in recipes.values()] == [
         ("model", "single", None), ("lwlr", "single", None), ("lwlr", "layerwise", ()),
         ("lwlr", "layerwise", ("cls_token", "pos_embed")),
@@ -104,21 +92,3 @@ def test_an_arm_is_compared_at_its_best_rate_with_the_control():
     assert found[CONTROL][:3] == ["0.1", spread([80.0, 81.0], 2), ""]
     assert found["LWLR"][:3] == ["0.3", spread([83.0, 85.0], 2), "+3.50 ± 0.71"]
     assert len(grid.rows) == 4
-
-
-def test_a_smoke_test(tmp_path):
-    save(tmp_path / "small", arrays(train=100))
-    (table, grid), jobs = quick("lwlr-fashion", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}")
-    assert len(jobs) == len(grid) * 2 == len(ARMS) * 2 * 2
-    chosen = {}
-    for row in table:
-        of = [job for job in jobs if job["parameters"]["arm"] == row["arm"]]
-        by_rate = {lr: [job["values"] for job in of if job["parameters"]["lr"] == lr] for lr in (0.003, 0.01)}
-        best = min(by_rate, key=lambda lr: np.mean([values["val_loss"] for values in by_rate[lr]]))
-        assert float(row["best lr"]) == best
-        chosen[row["arm"]] = [values["test_accuracy"] for values in by_rate[best]]
-        assert row["test accuracy %"] == spread(chosen[row["arm"]], 2)
-    for row in table:
-        gain = np.subtract(chosen[row["arm"]], chosen[CONTROL])
-        wanted = "" if row["arm"] == CONTROL else f"{np.mean(gain):+.2f} ± {np.std(gain, ddof=1):.2f}"
-        assert row.get("difference", "").strip() == wanted

@@ -1,45 +1,21 @@
 """The studies of layer-wise rates: smoke tests through the command, and the results of their jobs."""
 
-import json
-
 import numpy as np
 import pandas
 import pytest
 import torch
 from by_hand import batches
+from quick import COMMON, change, quick, spread
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
 
 from fused_lwlr import calibrate
-from fused_lwlr.command.main import app
 from fused_lwlr.data import open_data
 from fused_lwlr.papers import lwlr_t, lwlr_vs_single, methods
 from fused_lwlr.papers.lwlr_vs_single import RATES
 from fused_lwlr.papers.studies import find
-from fused_lwlr.papers.training import Trained, train
+from fused_lwlr.papers.training import Trained
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import new_model
-
-COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
-FEW = ("--set", "batch_size=256")
-"""Options for few steps."""
-
-
-def quick(name, folder, *options):
-    """The rows of each table, by column, and the jobs, of a study with --quick."""
-    line = ["study", name, "--quick", "--jobs", "1", "--device", "cpu", "--out", str(folder), *options]
-    result = CliRunner().invoke(app, line)
-    assert result.exit_code == 0, result.output
-    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    tables = []
-    for text in (folder / "table.md").read_text(encoding="utf-8").split("### ")[1:]:
-        head, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
-        tables.append([dict(zip(head, row, strict=False)) for row in rows])
-    return tables, json.loads((folder / "results.json").read_text())["jobs"]
-
-
-def spread(values, digits):
-    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def test_number_of_minibatches(tmp_path):
@@ -77,30 +53,10 @@ def test_layerwise_against_single(tmp_path):
         rate = min(by_rate, key=lambda lr: np.mean([v["val_loss"] for v in by_rate[lr]]))
         arms[kind] = [v["test_accuracy"] for v in by_rate[rate]]
         assert row[RATES[kind]] == f"{spread(arms[kind], 2)} at {rate:g}"
-    gains = np.subtract(arms["layerwise"], arms["single"])
-    assert row["difference"] == f"{np.mean(gains):+.2f} ± {np.std(gains, ddof=1):.2f}"
+    assert row["difference"] == change(arms["layerwise"], arms["single"], 2)
     assert (row["n"], row["paper"]) == ("2", "76.80 → 77.12")
     assert np.mean(arms["single"]) > 50
     assert [line["lr"] for line in grid] == ["0.03", "0.09"]
-
-
-def test_tokens_are_left_out_of_the_calibration(monkeypatch):
-    """Where these have η = 1, and the other rates keep their mean."""
-    seen = []
-
-    def kept(recipe, **options):
-        seen.append(train(recipe, **options))
-        return seen[-1]
-
-    monkeypatch.setattr(lwlr_vs_single, "train", kept)
-    of = {"model": "vit", "optimizer": "adamw", "factor": 1, "seed": 0, **COMMON}
-    spared, layerwise = (lwlr_vs_single.measure(kind=kind, **of) for kind in ("spared", "layerwise"))
-    rates, printed = (found.rates for found in seen)
-    assert rates["cls_token"] == rates["pos_embed"] == 1.0
-    assert max(printed["cls_token"], printed["pos_embed"]) < 1
-    others = [layer for layer in rates.layers if layer.name not in ("cls_token", "pos_embed")]
-    assert sum(x.eta * x.numel for x in others) == pytest.approx(sum(x.numel for x in others))
-    assert spared["train_loss"] != layerwise["train_loss"]
 
 
 def test_the_papers_models_have_one_rate(monkeypatch):

@@ -1,31 +1,20 @@
 """The study of DavidNet over widths: its arms, and a smoke test on small files."""
 
-import numpy as np
 import pytest
 import torch
-from idx_files import arrays, save
-from test_lwlr_studies import quick, spread
+from quick import DONE, asked, check, quick_on_files, spread
 
 from fused_lwlr.models.build import build
 from fused_lwlr.papers import lwlr_width
-from fused_lwlr.papers.lwlr_width import ARMS, FIRST, WIDTHS
+from fused_lwlr.papers.lwlr_width import ARMS, FIRST, RIVALS, WIDTHS
 from fused_lwlr.papers.studies import find
-from fused_lwlr.papers.training import Trained
 
 STUDY = find("lwlr-width")
 
 
 def test_what_each_arm_trains(monkeypatch):
-    recipes = {}
-
-    def untrained(recipe, *, model, optimizer, tuned):
-        assert tuned
-        recipes[job.parameters["width"], job.parameters["arm"], recipe.lr, recipe.seed] = recipe
-        return Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
-
-    monkeypatch.setattr(lwlr_width, "train", untrained)
-    for job in STUDY.jobs(STUDY.settings(data="digits")):
-        assert job.function(**job.parameters)["test_accuracy"] == 50.0
+    jobs = asked(STUDY, lwlr_width, monkeypatch, data="digits")
+    recipes = {(of["width"], of["arm"], recipe.lr, recipe.seed): recipe for of, recipe, _ in jobs}
     assert recipes.keys() == {(w, arm, lr, seed) for w in WIDTHS for arm in ARMS for lr in FIRST for seed in (0, 1)}
     found = {(arm, r.model, r.init, r.rates, r.rates_exclude) for (_, arm, *_), r in recipes.items()}
     assert found == {
@@ -46,7 +35,7 @@ def test_multipliers_and_initial_weights_of_mup(width, first, last, monkeypatch)
 
     def untrained(recipe, *, model, optimizer, tuned):
         models[recipe.seed] = model
-        return Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
+        return DONE
 
     monkeypatch.setattr(lwlr_width, "train", untrained)
     found = lwlr_width.measure(width, "μP", lr=0.1, seed=5, data="digits", steps=4, device="cpu")
@@ -63,27 +52,17 @@ def test_multipliers_and_initial_weights_of_mup(width, first, last, monkeypatch)
 
 
 def test_a_smoke_test(tmp_path):
-    save(tmp_path / "small", arrays(train=100))
-    (table, over, layers, grid), jobs = quick("lwlr-width", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}")
+    (table, over, layers, grid), jobs = quick_on_files("lwlr-width", tmp_path)
     cells = [(width, arm) for width in WIDTHS[:2] for arm in ARMS]
     assert [(int(row["width"]), row["rates"]) for row in table] == cells
     assert len(jobs) == 2 * len(grid) == 2 * 2 * len(cells)
-    values = {}
-    for job in jobs:
-        of = job["parameters"]
-        values.setdefault((of["width"], of["arm"]), {}).setdefault(of["lr"], []).append(job["values"])
-    losses = {of: {lr: np.mean([each["val_loss"] for each in values[of][lr]]) for lr in values[of]} for of in values}
-    best = {of: min(losses[of], key=losses[of].get) for of in cells}
-    for row in table:
-        cell = int(row["width"]), row["rates"]
-        assert float(row["best lr"]) == best[cell]
-        assert row["test accuracy %"] == spread([each["test_accuracy"] for each in values[cell][best[cell]]], 2)
-    assert {(row["rates"], width): float(row[f"width {width}"]) for row in over for width in WIDTHS[:2]} == {
-        (arm, width): best[width, arm] for width, arm in cells
+    values = check(table, jobs, {"width": "width", "rates": "arm"}, RIVALS)
+    assert {(row["rates"], width): row[f"width {width}"] for row in over for width in WIDTHS[:2]} == {
+        (row["rates"], int(row["width"])): row["best lr"] for row in table
     }
     # at the width of the base μP is one rate
-    assert values[4, "μP"] == values[4, "one rate"]
+    assert values["4", "μP"] == values["4", "one rate"]
     assert [row["rates"] for row in layers] == ["μP"] * 9 + ["LWLR"] * 9
-    eta = [each["eta"] for each in values[8, "LWLR"][0.1]]
+    eta = [each["eta"] for each in values["8", "LWLR"]["0.1"]]
     assert [row["η at width 8"] for row in layers[9:]] == [spread(of_seeds, 3) for of_seeds in zip(*eta, strict=True)]
     assert len({row["η at width 4"] for row in layers[9:]}) > 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas
 import pytest
 import torch
-from test_lwlr_studies import COMMON
+from quick import COMMON
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import MicroBatch, Splits, Stream, open_data, open_text
