@@ -70,15 +70,6 @@ def test_matrices_have_these_means(layers, alpha, h, gradient):
         assert abs(found - wanted) < 4 * deviation + 1e-12
 
 
-@pytest.mark.parametrize(("layers", "alpha"), [(2, 1.4), (3, 0.4)])
-def test_a_wide_network_is_its_own_mean(layers, alpha):
-    h = 300
-    a, b = 0.5 * h**alpha, 0.9 * h**alpha
-    losses = balance.simulate(h, a, b, 6, seed=1, layers=layers)
-    expected = [balance.full_gradient_loss(a, b, h, steps, layers) for steps in range(7)]
-    assert_allclose(losses, expected, rtol=0.02)
-
-
 @pytest.mark.parametrize("steps", [3, 8])
 def test_three_layers_are_the_mean_over_the_angle_of_u_and_teacher(steps):
     """In three dimensions the cosine of two random unit vectors is uniform; matrices are trained at each."""

@@ -92,11 +92,13 @@ class Anything(Recorded):
         return self.note(x=x, **rest)
 
 
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(
     ("model", "taken", "wrap"),
     [
         (Inputs, {"x"}, lambda model: model),
         (Inputs, {"x"}, lambda model: torch.compile(model, backend="eager")),
+        (Inputs, {"x"}, DistributedDataParallel),
         (WithLabels, {"x", "labels"}, lambda model: model),
         (Anything, {"x", "labels", "targets"}, lambda model: model),
     ],
@@ -109,14 +111,6 @@ def test_labels_go_to_a_forward_that_takes_them(model, taken, wrap):
     loss_of(wrap(inner), batch, lambda output, batch: seen.append(set(batch)) or output, torch.device("cpu"))
     assert inner.given == taken
     assert seen == [set(batch)]
-
-
-@pytest.mark.usefixtures("one_process")
-def test_labels_are_kept_from_the_model_inside_ddp():
-    inner = Inputs()
-    batch = {"x": torch.ones(2), "labels": torch.zeros(2)}
-    loss_of(DistributedDataParallel(inner), batch, lambda output, _: output, torch.device("cpu"))
-    assert inner.given == {"x"}
 
 
 def test_other_entries_are_not_dropped():

@@ -96,18 +96,6 @@ def test_a_closure_that_is_called_twice_has_one_record_of_its_last_call(every):
     assert_allclose(recorder.history.elr, expected[::every], rtol=1e-5)
 
 
-def test_the_same_as_layer_stats():
-    model = net()
-    optimizer = OPTIMIZERS["elr"](model)
-    recorder = ELRRecorder(model).watch(optimizer)
-    for step in range(STEPS):
-        backward(model)
-        optimizer.step()
-        stats = optimizer.layer_stats()
-        assert recorder.history.elr_mean[step] == pytest.approx(stats.elr_mean.item())
-        assert recorder.history.elr_spread[step] == pytest.approx(stats.elr_spread.item())
-
-
 @pytest.mark.parametrize("lr_in_momentum", [False, True])
 def test_elr_of_the_momentum_buffer(lr_in_momentum):
     """The buffer is the update of the weights: without weight decay ‖ΔW‖ = λ · E · ‖W‖."""

@@ -127,6 +127,7 @@ def paper(params, batches, optimizer, lr, gamma, tau, steps, normalize, *, learn
     return m.detach().tolist(), taken
 
 
+TRANSCRIPTIONS = {"official": official, "paper": paper}
 # γ lies between the norms of the first steps, so that both branches run
 ROWS = [
     ("official", "sgd", {"lr": 0.1, "gamma": 0.8, "tau": 0.2}, False),
@@ -143,8 +144,7 @@ def test_algorithm_1(mode, optimizer, rates, normalize):
     model = net()
     before = [p.detach().clone() for p in model.parameters()]
     batches, steps = data(40), 13
-    transcription = official if mode == "official" else paper
-    expected, branches = transcription(
+    expected, branches = TRANSCRIPTIONS[mode](
         list(model.parameters()), batches, optimizer, steps=steps, normalize=normalize, **rates
     )
     assert min(branches.count("objective"), branches.count("constraint")) >= 2
@@ -170,8 +170,7 @@ def test_algorithm_1(mode, optimizer, rates, normalize):
 def test_scales_of_selected_parameters(mode, select, learned):
     """The others have scale 1; the norm and the step of the optimizer are over all parameters."""
     options = {"lr": 0.1, "gamma": 0.8, "tau": 0.2, "steps": 9}
-    transcription = official if mode == "official" else paper
-    expected, branches = transcription(
+    expected, branches = TRANSCRIPTIONS[mode](
         list(net().parameters()), data(40), "sgd", normalize=False, learned=learned, **options
     )
     scales, history = fused_lwlr.gradinit_(net(), data(40), cross_entropy, select=select, mode=mode, **options)
@@ -189,9 +188,8 @@ def test_scales_of_selected_parameters(mode, select, learned):
 def test_penalty(mode, optimizer, lr, penalty):
     """Section 3.3: in place of the constraint, in every step."""
     options = {"lr": lr, "tau": 0.1, "steps": 8}
-    transcription = official if mode == "official" else paper
     arguments = {"gamma": math.inf, "normalize": False, "penalty": penalty, **options}
-    expected, _ = transcription(list(net().parameters()), data(40), optimizer, **arguments)
+    expected, _ = TRANSCRIPTIONS[mode](list(net().parameters()), data(40), optimizer, **arguments)
     scales, history = fused_lwlr.gradinit_(
         net(), data(40), cross_entropy, optimizer=optimizer, penalty=penalty, mode=mode, **options
     )

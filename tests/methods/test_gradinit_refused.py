@@ -26,9 +26,8 @@ def refused(model, batches, loss_fn, message, function=gradinit_, error=ValueErr
     assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+ARGUMENTS = {
+    gradinit_: [
         ({"optimizer": "adamw"}, r"optimizer must be 'sgd' or 'adam' \(for AdamW too\), not 'adamw'"),
         ({"lr": 0.0}, "lr must be a finite number above 0, not 0.0"),
         ({"lr": float("inf")}, "lr must be a finite number above 0, not inf"),
@@ -52,14 +51,7 @@ def refused(model, batches, loss_fn, message, function=gradinit_, error=ValueErr
         ({"normalize": True, "mode": "paper", "penalty": 1.0}, "normalize must be False with mode='paper' and"),
         ({"mode": "text"}, "mode must be 'official' or 'paper', not 'text'"),
     ],
-)
-def test_arguments(options, message):
-    refused(net(), data(), cross_entropy, message, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+    metainit_: [
         ({"lr": -1.0}, "lr must be a finite number above 0, not -1.0"),
         ({"rule": "sgd"}, "rule must be 'signsgd' or 'adam', not 'sgd'"),
         ({"rule": "adam", "momentum": 0.5}, "momentum is for rule='signsgd' and must be left out with 'adam', not 0.5"),
@@ -69,9 +61,14 @@ def test_arguments(options, message):
         ({"steps": 0}, "steps must be at least 1, or None.*, not 0"),
         ({"eps": 0.0}, "eps must be a finite number above 0, not 0.0"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"), [(function, *row) for function, rows in ARGUMENTS.items() for row in rows]
 )
-def test_arguments_of_metainit(options, message):
-    refused(net(), data(), cross_entropy, message, function=metainit_, **options)
+def test_arguments(function, options, message):
+    refused(net(), data(), cross_entropy, message, function=function, **options)
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ def test_layer_decay(blocks):
     assert {name: eta[name] for name in expected} == {name: 0.5 ** (5 - depth) for name, depth in expected.items()}
 
 
-def test_stages_of_a_resnet():
-    model = nn.Sequential()
-    for name in ("stem", "layer1", "layer2", "head"):
-        model.add_module(name, nn.Linear(2, 2))
-    eta = multipliers.layer_decay(model, 0.1, blocks=["layer1", "layer2"])
-    assert [eta[f"{name}.bias"] for name in ("stem", "layer1", "layer2", "head")] == pytest.approx([1e-3, 0.01, 0.1, 1])
-
-
 @pytest.mark.parametrize("optimizer", [fused_lwlr.SGD, fused_lwlr.AdamW])
 def test_fine_tuning_leaves_frozen_weights_as_they_are(optimizer):
     model = ViT(**SIZE)

@@ -12,18 +12,15 @@ from zoo_parts import data, found, of
 from fused_lwlr.methods.elr import scale_invariant
 
 
+@pytest.mark.parametrize(("zero_bias", "tolerance"), [(True, {}), (False, {"tolerance": 1.0})])
 @pytest.mark.parametrize("name", NETS)
-def test_set_and_exponents(name):
-    """Eq. 2 changes one weight only, so it holds while biases before norms across channels are zero."""
-    model, *expected = build(name, zero_bias=True)
-    assert found(model, scale_invariant(model, data(), cross_entropy)) == tuple(expected)
+def test_set_and_exponents(name, zero_bias, tolerance):
+    """Eq. 2 changes one weight only, so it holds while biases before norms across channels are zero.
 
-
-@pytest.mark.parametrize("name", NETS)
-def test_doubling_decides(name):
-    """With every weight as a candidate, without Eq. 2."""
-    model, *expected = build(name)
-    assert found(model, scale_invariant(model, data(), cross_entropy, tolerance=1.0)) == tuple(expected)
+    With a tolerance of 1 every weight is a candidate, and doubling alone decides.
+    """
+    model, *expected = build(name, zero_bias=zero_bias)
+    assert found(model, scale_invariant(model, data(), cross_entropy, **tolerance)) == tuple(expected)
 
 
 def rescale(result, c):
