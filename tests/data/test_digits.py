@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from PIL import Image
 
-from fused_lwlr.data import open_data
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.data.sampler import permutation
@@ -36,16 +34,3 @@ def test_minibatches_equal_a_trainings():
         assert torch.equal(targets, images.targets[indices])
     with pytest.raises(ValueError, match="batch_size=2000 is more than the 1437 examples"):
         next(minibatches(images, 2000, CPU, seed=0, steps=1))
-
-
-def test_without_augmentation_the_central_square_is_kept(tmp_path):
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        wide = Image.new("RGB", (60, 20), "black")
-        wide.paste("white", (20, 0, 40, 20))
-        for i in range(5):
-            wide.save(tmp_path / name / f"{i}.png")
-    images = open_data(tmp_path, image_size=8, augmentation="none").train
-    [(inputs, _)] = minibatches(images, 8, CPU, seed=0, steps=1)
-    white = ((1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])).reshape(3, 1, 1)
-    assert torch.allclose(inputs[:, :, 2:6, 2:6], white)

@@ -67,18 +67,6 @@ def test_two_files_and_pairs_to_test_on(tmp_path):
     assert list(sentences(apart, val_batches(apart.val, batch_size=2, device=CPU))) == MULTI30K[::-1]
 
 
-def test_a_batch_depends_on_seed_and_step_alone(tmp_path):
-    data = open_text(made(tmp_path, [(str(i), str(i * i)) for i in range(60)]), context=8)
-
-    def batches(seed=0, start=0):
-        sampler = MicroBatchSampler(len(data.train), seed=seed, batch_size=8, micro_batch=4, steps=20, start_step=start)
-        return list(train_batches(data.train, sampler, device=CPU))
-
-    whole, later = batches(), batches(start=12)
-    assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(whole[24:], later, strict=True))
-    assert not torch.equal(whole[0].inputs, batches(seed=1)[0].inputs)
-
-
 def test_a_row_without_a_pair_is_no_target_and_computes(tmp_path):
     data = open_text(made(tmp_path, MULTI30K), context=64)
     loaded = data.val[MicroBatch(0, 0, 0, 0, (0, -1))]

@@ -127,6 +127,8 @@ def test_normalizations(norm, parameters):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
+        ("resnt", 8, "no model 'resnt': choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such "
+         "as "),
         ("resnet21", 8, "depth 21 must be 6 n"),
         ("noshort20", 2, "image size 2 is below 4"),
         ("resnet8x0", 8, "width 0"),
@@ -136,8 +138,15 @@ def test_normalizations(norm, parameters):
         ("densenet40", 2, "image size 2 is below 4"),
         ("vgg16", 8, "no model 'vgg16'"),
         ("noshort20-bn", 8, "no model 'noshort20-bn'"),
+        ("resnet", 3, "below 4"),
+        ("vit", 11, "image size 11 has no divisor"),
+        ("vit4x96p5", 16, "image size 16 is not a multiple of 5"),
+        ("vit4x96p0", 16, "image size 16 is not a multiple of 0"),
+        ("davidnet0", 32, "width 0 must be at least 1"),
+        ("davidnet4", 7, "image size 7 is below 8"),
+        ("vit6x60", 28, "width 60: the width must be a multiple of 16"),
     ],
-)
+)  # fmt: skip
 def test_refused(name, size, message):
     with pytest.raises(ValueError, match=message):
         build(name, image_size=size, channels=1, classes=10)
