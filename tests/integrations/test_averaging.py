@@ -123,27 +123,6 @@ def averaging(name, scaling, backend, model):
 
 @every_swap
 @every_backend
-@pytest.mark.parametrize(("name", "scaling"), SCALED[1::2], ids=name_of)
-def test_averages_in_place_for_an_evaluation(name, scaling, backend, swap, model):
-    """Swapped twice: the following steps equal steps without a swap."""
-    other = deepcopy(model)
-    results = []
-    for m, swaps in ((model, 2), (other, 0)):
-        torch.manual_seed(0)
-        ours, averaged = averaging(name, scaling, backend, m)
-        for _ in range(swaps):
-            swap(m, averaged)
-        train((ours,), (named(m),), 2)
-        results.append((ours, ours.layer_stats()))
-    (ours, stats), (untouched, its_stats) = results
-    # norms are measured again if they were carried over
-    check = same if backend == "torch" else partial(close, steps=4)
-    compare(check, ours, untouched, named(model), named(other))
-    close(stats.weight_norm, its_stats.weight_norm, 4)
-
-
-@every_swap
-@every_backend
 @every_scaled
 def test_training_continues_from_averages(name, scaling, backend, swap, model):
     """The next step uses norms of the averaged weights, like an optimizer that never saw other weights."""

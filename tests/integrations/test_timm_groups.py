@@ -1,11 +1,8 @@
-"""Param groups, schedulers, the registry and Lookahead of timm, on our optimizers and on torch's."""
-
-import importlib
-from functools import partial
+"""Param groups, schedulers and Lookahead of timm, on our optimizers and on torch's."""
 
 import pytest
 import torch
-from cases import ALL, every_backend, every_case, every_name
+from cases import ALL, every_backend, every_name
 from small_vit import load, vit_twins
 from steps import OPTIONS, OURS, TORCH, compare, parameters, saved, train, twin
 from tolerances import close, same
@@ -99,56 +96,6 @@ def test_groups_of_timm(name, grouping, sched, timm, twins):
     assert len({tuple(at) for at, _ in rates}) > 3
 
 
-@every_case
-def test_layer_decay_as_multipliers_of_one_group(name, backend, timm, twins):
-    """One group and a multiplier for each parameter, instead of timm's group for each layer."""
-    model, other = twins
-    groups = timm.optim.param_groups_layer_decay(other, DECAY, layer_decay=0.6, weight_decay_exclude_1d=False)
-    assert len(groups) == 3
-    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    etas = {key: scales[id(p)] for key, p in other.named_parameters()}
-    options = {**OPTIONS[name], "weight_decay": DECAY}
-    ours = OURS[name](model.named_parameters(), **options, layers=etas, backend=backend)
-    torchs = TORCH[name](groups, **options, foreach=False)
-    rates = train_on((ours, torchs), twins, schedule(timm, (ours, torchs), "cosine"), range(STEPS))
-    assert [(len(at), len(its)) for at, its in rates] == [(1, 3)] * STEPS
-    # lr · η is rounded in another place
-    compare(partial(close, steps=STEPS), ours, torchs, *map(learned, twins))
-
-
-@pytest.fixture
-def registered(timm, name):
-    """The names of our optimizer and of torch's in timm's registry; timm's own SGD is Nesterov's."""
-    module = importlib.import_module("timm.optim._optim_factory")
-    registry = module.default_registry
-    before = dict(registry._optimizers)
-    traits = {"has_eps": name == "adamw", "has_betas": name == "adamw", "has_momentum": name == "sgd"}
-    for label, opt_class in (("lwlr", f"fused_lwlr.{OURS[name].__name__}"), ("plain", TORCH[name])):
-        registry.register(timm.optim.OptimInfo(f"{label}{name}", opt_class, **traits))
-    yield f"lwlr{name}", f"plain{name}"
-    registry._optimizers = before
-
-
-@pytest.mark.parametrize(
-    ("options", "prefix"),
-    [
-        ({"weight_decay": DECAY}, ""), ({"weight_decay": DECAY, "layer_decay": 0.6}, ""),
-        ({"weight_decay": DECAY, "filter_bias_and_bn": False}, ""), ({"weight_decay": DECAY}, "lookahead_"),
-    ],
-)  # fmt: skip
-@every_name
-def test_created_by_timm(name, options, prefix, timm, registered, twins):
-    """timm uses the last word after "_" as the name, and accepts ours as "fused_lwlr.AdamW" too."""
-    ours, torchs = (
-        timm.optim.create_optimizer_v2(model, prefix + opt, lr=0.01, **options, **more)
-        for model, opt, more in zip(twins, registered, ({"backend": "torch"}, {"foreach": False}), strict=True)
-    )
-    train_on((ours, torchs), twins, schedule(timm, (ours, torchs), "cosine"), range(STEPS))
-    inner = [getattr(optimizer, "_base_optimizer", optimizer) for optimizer in (ours, torchs)]
-    assert type(inner[0]) is OURS[name]
-    compare(same, *inner, *map(learned, twins))
-
-
 @every_backend
 def test_lookahead_moves_weights_behind_carried_norms(backend, timm, device):
     """Every other step Lookahead replaces the weights; LAMB's trust ratios must use the new ones."""
@@ -162,21 +109,3 @@ def test_lookahead_moves_weights_behind_carried_norms(backend, timm, device):
     train((ours, theirs), (named, expected), 5)
     for (_, p), (_, q) in zip(named, expected, strict=True):
         close(p.detach(), q.detach(), 5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@every_name
-def test_averages_equal_model_ema(name, dtype, twins, timm):
-    """Against `ModelEmaV3` made before training, with its warm-up; float32 averages of half-precision weights."""
-    model = twins[0].to(dtype)
-    average = timm.utils.ModelEmaV3(model, decay=0.5, use_warmup=True, warmup_power=0.3, dtype=torch.float32)
-    optimizer = OURS[name](learned(model), **OPTIONS[name], ema=0.5, backend="torch")
-    for step in range(1, 4):
-        for group in optimizer.param_groups:
-            group["ema"] = average.get_decay(step)
-        train((optimizer,), (learned(model),), 1)
-        average.update(model, step)
-        # for half precision, timm multiplies and adds
-        check = same if dtype == torch.float32 else partial(close, steps=step)
-        for p, q in zip(model.parameters(), average.module.parameters(), strict=True):
-            check(optimizer.state[p]["ema"], q.detach())

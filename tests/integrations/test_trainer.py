@@ -1,12 +1,9 @@
 """The Trainer of Hugging Face transformers with our optimizers and with torch's."""
 
-from functools import partial
-
 import pytest
 import torch
-from cases import every_name
 from steps import OPTIONS, OURS, TORCH, identical
-from tolerances import close, same
+from tolerances import same
 
 from fused_lwlr import LAMB, LARS
 
@@ -105,24 +102,6 @@ def test_trainer(name, way, accumulation, max_grad_norm, transformers, trainer, 
     assert type(getattr(optimizers[0], "optimizer", optimizers[0])) is OURS[name]
     check(*optimizers, *models)
     assert not identical(list(models[0].parameters()), list(model().parameters()))
-
-
-@every_name
-def test_clipping_of_ours_instead_of_the_trainers(name, trainer, model):
-    models, runs = [model() for _ in range(3)], []
-    for module, optimizer_class, more, max_grad_norm in (
-        (models[0], OURS[name], {"clip_global_norm": 0.05}, 0.0),
-        (models[1], TORCH[name], {"foreach": False}, 0.05),
-        (models[2], TORCH[name], {"foreach": False}, 0.0),
-    ):
-        optimizer = optimizer_class(module.parameters(), **options_of(name), **more)
-        arguments = {"max_grad_norm": max_grad_norm, "save_strategy": "no"}
-        runs.append(trainer(module, optimizer=optimizer, arguments=arguments))
-        runs[-1].train()
-    # the Trainer rounds the factor into the gradients; here the step applies it to the exact gradients
-    check(*(run.optimizer for run in runs[:2]), *models[:2], partial(close, steps=STEPS))
-    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
-        check(runs[0].optimizer, runs[2].optimizer, models[0], models[2], partial(close, steps=STEPS))
 
 
 @pytest.mark.parametrize(
