@@ -15,32 +15,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
     ("line", "texts"),
     [
         ("--help", ["calibrate", "train", "demo", "--version", "Start with fused-lwlr demo"]),
-        (
-            "calibrate --help",
-            [
-                "Examples:",
-                "--steps",
-                "--no-init",
-                "--plot",
-                "a folder for each class",
-                "fashion-mnist",
-                "--vocabulary",
-                "--rates-exclude",
-            ],
-        ),
-        (
-            "train --help",
-            [
-                "Examples:",
-                "--rates",
-                "--rates-exclude",
-                "--scaling",
-                "--goal",
-                "--preset",
-                "1e-4 for sgd, 0.1 for adamw",
-                "runs/train",
-            ],
-        ),
+        ("calibrate --help", ["Examples:", "--no-init", "a folder for each class", "fashion-mnist"]),
+        ("train --help", ["Examples:", "1e-4 for sgd, 0.1 for adamw", "runs/train"]),
         ("demo --help", ["--seeds", "--steps", "runs/demo"]),
         ("study --help", ["elr-fit", "--set", "amp=bf16"]),
     ],
@@ -136,22 +112,9 @@ def test_calibrate_then_train_with_its_rates(run, tmp_path):
     assert "The training in runs/train is done" in run(line).output
 
 
-def test_calibrate_without_drawing_weights(run, tmp_path):
-    run("calibrate --steps 1 --out drawn.json --device cpu")
-    run("calibrate --steps 1 --no-init --out own.json --device cpu")
-    drawn, own = (dict(LayerRates.from_json(tmp_path / name)) for name in ("drawn.json", "own.json"))
-    assert drawn.keys() == own.keys()
-    assert drawn != own
-
-
 def test_synthetic_images_are_named(run):
     line = "calibrate --data synthetic --image-size 16 --batch-size 4 --steps 1 --device cpu"
     assert "resnet on synthetic (random images and labels), 1 minibatches of 4" in run(line).output
-
-
-def test_divergence_is_one_line_too(run):
-    stderr = run("train --rates single --lr 1e12 --warmup-epochs 0 --epochs 1 --device cpu", 1).stderr
-    assert "try a lower learning rate" in stderr
 
 
 @pytest.mark.long

@@ -20,14 +20,10 @@ from fused_lwlr.methods.lwlr.rates import LayerRate
 
 WRONG = [
     # names of models, data, devices and presets
-    (
-        "calibrate --model nope",
-        "there is no model 'nope': choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one ",
-    ),
-    (
-        "calibrate --data nowhere",
-        "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, ",
-    ),
+    ("calibrate --model nope",
+     "there is no model 'nope': choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one "),
+    ("calibrate --data nowhere",
+     "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, "),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
@@ -36,10 +32,8 @@ WRONG = [
     ("report nowhere", "nowhere holds no run, since it has no run.json"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
-    (
-        "calibrate --batch-size 5000 --device cpu",
-        "--batch-size 5000 is more than the 1437 examples of the training set",
-    ),
+    ("calibrate --batch-size 5000 --device cpu",
+     "--batch-size 5000 is more than the 1437 examples of the training set"),
     ("train --batch-size 5000", "--batch-size 5000 is more than the 1437 examples of the training set: lower it"),
     ("train --micro-batch 60", "--micro-batch 60 does not divide the 64 examples that each process has of a batch"),
     ("train --lr fast", "--lr fast: "),
@@ -58,10 +52,8 @@ WRONG = [
     ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
     ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt with 90 bytes: it"),
     ("calibrate --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt with 90 bytes"),
-    (
-        "train --data text:short.txt --context 8 --model gpt2",
-        "--batch-size 64 is more than the 9 examples of the training",
-    ),
+    ("train --data text:short.txt --context 8 --model gpt2",
+     "--batch-size 64 is more than the 9 examples of the training"),
     ("train --data text:short.txt --context 8 --batch-size 4", "--model resnet is not for text: give gptN or postlnN"),
     ("train --data text:short.txt --mixup 0.2", "--mixup is for images, not --data text:short.txt"),
     ("train --data text:short.txt --preset resnet50-sgd", "is for images, not --data text:short.txt"),
@@ -70,29 +62,21 @@ WRONG = [
     ("train --model gpt2", "--model gpt2 is for text: give --data python-docs or --data text:FILE, or another model"),
     ("train --context 8", "--context is for text, not --data digits"),
     ("train --data python-docs --model gpt2 --vocabulary words", "--vocabulary words: must be 'bytes' or 'characters'"),
-    (
-        "train --model timm:vit_tiny_patch16_224 --model-args embed_dim=31 --data synthetic --image-size 32",
-        "timm:vit_tiny_patch16_224 does not take embed_dim: AssertionError",
-    ),
+    ("train --model timm:vit_tiny_patch16_224 --model-args embed_dim=31 --data synthetic --image-size 32",
+     "timm:vit_tiny_patch16_224 does not take embed_dim: AssertionError"),
     ("train --data python-docs --model gpt2 --model-args depth=2", "gpt2 does not take depth: choose from width"),
-    (
-        "train --data python-docs --model gpt2 --model-args width=6",
-        "width=6, heads=4, hidden=24: all must be 1 or more",
-    ),
+    ("train --data python-docs --model gpt2 --model-args width=6",
+     "width=6, heads=4, hidden=24: all must be 1 or more"),
     ("train --data hf:data --model gpt2", "--data hf:data needs a tokenizer: --tokenizer NAME or FILE"),
     ("train --tokenizer a.json", "--tokenizer is for text, not --data digits"),
     ("calibrate --tokenizer a.json", "--tokenizer is for text, not --data digits"),
     ("calibrate --data text:short.txt --vocabulary words", "--vocabulary words: must be 'bytes' or 'characters'"),
-    (
-        "train --data text:short.txt --model gpt2 --tokenizer a.json --vocabulary characters",
-        "--tokenizer a.json and --vocabulary characters exclude each other: give one",
-    ),
+    ("train --data text:short.txt --model gpt2 --tokenizer a.json --vocabulary characters",
+     "--tokenizer a.json and --vocabulary characters exclude each other: give one"),
     ("train --data text:short.txt --val-data a.tsv", "--val-data is for images or pairs, not --data text:short.txt"),
     ("train --data pairs:short.txt --model seq2seq1", "line 1 of short.txt needs exactly one tab: give SOURCE, a tab,"),
-    (
-        "train --data pairs:two.tsv --batch-size 1 --model gpt2",
-        "--model gpt2 is not for pairs: give seq2seqN with N blocks a side",
-    ),
+    ("train --data pairs:two.tsv --batch-size 1 --model gpt2",
+     "--model gpt2 is not for pairs: give seq2seqN with N blocks a side"),
     ("train --data pairs:two.tsv --model seq2seq1 --context 2", "--context 2 is less than the longest sentence of pai"),
     ("train --model seq2seq1", "--model seq2seq1 is for pairs: give --data pairs:FILE, or another model"),
     ("train --model hf:gpt2", "--model hf:gpt2 is for text: give --data python-docs or --data text:FILE, or another"),
@@ -110,26 +94,18 @@ WRONG = [
     ("trian", "No such command 'trian'. Did you mean 'train'?"),
     ("train extra", "Got unexpected extra argument"),
     # files
-    (
-        "train --rates nowhere.json",
-        "--rates nowhere.json: there is no such file; give one that calibrate",
-    ),
-    (
-        "train --rates bad.json --device cpu",
-        "--rates bad.json does not hold layer rates, as calibrate writes them: it has no",
-    ),
-    (
-        "train --model vit --rates other.json --device cpu",
-        "--rates other.json is not for --model vit, that has no no.such.weight: calibrate this model",
-    ),
-    (
-        "train --rates few.json --device cpu",
-        "--rates few.json is not for --model resnet, of whose layers it lacks blocks.0.bn1.bias: cal",
-    ),
+    ("train --rates nowhere.json",
+     "--rates nowhere.json: there is no such file; give one that calibrate"),
+    ("train --rates bad.json --device cpu",
+     "--rates bad.json does not hold layer rates, as calibrate writes them: it has no"),
+    ("train --model vit --rates other.json --device cpu",
+     "--rates other.json is not for --model vit, that has no no.such.weight: calibrate this model"),
+    ("train --rates few.json --device cpu",
+     "--rates few.json is not for --model resnet, of whose layers it lacks blocks.0.bn1.bias: cal"),
     ("calibrate --out / --device cpu", "--out /: file '/' is a directory"),
     ("calibrate --plot . --device cpu", "--plot .: file '.' is a directory"),
     ("study balance --quick --jobs 1 --out bad.json", "bad.json/jobs: Not a directory"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
