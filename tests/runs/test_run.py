@@ -73,6 +73,17 @@ def test_a_run_killed_anywhere_resumes_bit_identically(recipe, death, straight, 
     assert [start.get("end") for start in starts][-1] == "finished"
 
 
+def test_sigterm_ends_with_a_checkpoint(straight, tmp_path, capfd):
+    recipe = dataclasses.replace(RUNS[0], out=str(tmp_path / "run"), checkpoint_minutes=1000.0)
+    assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
+    assert "Stopped after step 6 of 12: the same command goes on from there." in capfd.readouterr().out
+    names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert names == ["step-000000000.pt", "step-000000006.pt"]
+    assert not (tmp_path / "run/model.pt").exists()
+    assert running.run(recipe) == 0
+    assert_equal_runs(straight(RUNS[0]), tmp_path / "run")
+
+
 def test_options_that_change_no_bit_may_change(straight, tmp_path):
     folder = tmp_path / "run"
     recipe = dataclasses.replace(RUNS[0], out=str(folder), checkpoint_minutes=1000.0)
