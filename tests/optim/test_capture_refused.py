@@ -43,24 +43,80 @@ def refused(ours, named, match):
     assert all(grad() is None for grad in grads)
 
 
-@every_name
-def test_not_capturable(name, capturing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ours_of(name, named, capturable=False)
+def in_backward(ours, named):
+    ours.zero_grad()
+    step_in_backward(torch.nn.ParameterDict(dict(named)), ours)
+    gradients(named)
+
+
+NOT_CAPTURABLE = "construct it with capturable=True"
+NOT_REPEATED = "before a step with the same parameters and gradients was taken"
+# options, a change after the first step, and a part of the message
+REFUSED = {
+    "not capturable": ({"capturable": False}, None, NOT_CAPTURABLE),
+    "raising": ({"nonfinite": "raise"}, None, "use nonfinite='skip'"),
+    "reference": ({"backend": "torch"}, None, "use backend='triton'"),
+    "in backward": ({}, in_backward, r"remove\(\) their handle"),
+    # a graph has the launches of one device, so a replay would not step the other parameters
+    "two devices": (
+        {},
+        lambda ours, named: setattr(ours._plans.plans[0], "device", torch.device("cuda", 7)),
+        "parameters are on (cpu|cuda:0).*cuda:7.*one optimizer for each device",
+    ),
+    "betas": (
+        {},
+        lambda ours, named: ours.param_groups[0].update(betas=tuple(map(torch.tensor, (0.9, 0.99)))),
+        "betas cannot be tensors",
+    ),
+    # the snapshot of the last step is no longer valid
+    "state": ({}, lambda ours, named: ours.load_state_dict(ours.state_dict()), NOT_REPEATED),
+    "group": (
+        {},
+        lambda ours, named: ours.add_param_group({"params": [("more", torch.nn.Parameter(torch.ones(3)))]}),
+        NOT_REPEATED,
+    ),
+    "multipliers": ({}, lambda ours, named: ours.param_groups[0].update(layers=[2.0, 1.0, 1.0]), NOT_REPEATED),
+    "parameter": ({}, lambda ours, named: setattr(named[0][1], "data", named[0][1].data.clone()), NOT_REPEATED),
+    "gradient": ({}, lambda ours, named: setattr(named[0][1], "grad", None), NOT_REPEATED),
+}
+
+
+@nan_arithmetic
+@pytest.mark.parametrize(
+    ("name", "why"), [(name, why) for name in OURS for why in REFUSED if (name, why) != ("sgd", "betas")]
+)
+def test_refused(name, why, capturing, device):
+    options, change, message = REFUSED[why]
+    # those of two devices differ in dtype, too
+    more = parameters(SHAPES[:1], torch.bfloat16, device) if why == "two devices" else []
+    named = [(f"p{i}", p) for i, (_, p) in enumerate(parameters(SHAPES, torch.float32, device) + more)]
+    ours = ours_of(name, named, **options)
     train((ours,), (named,), 1)
     gradients(named)
+    if change is not None:
+        change(ours, named)
     capturing()
-    refused(ours, named, "construct it with capturable=True")
+    refused(ours, named, message)
 
 
 @every_name
-def test_one_group_that_is_not(name, capturing, device):
+def test_one_group_that_is_not_capturable(name, capturing, device):
     named = parameters([(6, 5), (7,)], torch.float32, device)
     ours = ours_of(name, [{"params": [named[0]]}, {"params": [named[1]], "capturable": False}])
     train((ours,), (named,), 1)
     gradients(named)
     capturing()
-    refused(ours, named, "construct it with capturable=True")
+    refused(ours, named, NOT_CAPTURABLE)
+
+
+@every_name
+def test_before_the_first_step(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    gradients(named)
+    capturing()
+    refused(ours, named, NOT_REPEATED)
+    assert not ours.state
 
 
 @every_name
@@ -77,18 +133,6 @@ def test_a_kernel_that_is_not_compiled(name, capturing, device, monkeypatch):
 
 
 @every_name
-def test_parameters_on_two_devices(name, capturing, device):
-    """A graph has the launches of one device, so a replay would not step the other parameters."""
-    named = parameters(SHAPES[:1], torch.float32, device) + parameters(SHAPES[:1], torch.bfloat16, device)
-    ours = ours_of(name, [p for _, p in named])
-    train((ours,), (named,), 1)
-    gradients(named)
-    capturing()
-    ours._plans.plans[0].device = torch.device("cuda", 7)
-    refused(ours, named, f"parameters are on {device}.*cuda:7.*one optimizer for each device")
-
-
-@every_name
 def test_an_optimizer_on_the_cpu_is_stepped_at_once(name, monkeypatch):
     """While a graph of a GPU is captured."""
     for fact in ("is_available", "is_initialized", "is_current_stream_capturing"):
@@ -99,75 +143,6 @@ def test_an_optimizer_on_the_cpu_is_stepped_at_once(name, monkeypatch):
     train((ours, other), (named, expected), 12)
     for (_, p), (_, q) in zip(named, expected, strict=True):
         close(p.detach(), q.detach(), 12)
-
-
-@every_name
-def test_before_the_first_step(name, capturing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ours_of(name, named)
-    gradients(named)
-    capturing()
-    refused(ours, named, "before a step with the same parameters and gradients was taken")
-    assert not ours.state
-    capturing(False)
-    train((ours,), (named,), 1)
-    # others have gradients than before
-    gradients(named)
-    named[0][1].grad = None
-    capturing()
-    refused(ours, named, "before a step with the same parameters and gradients was taken")
-
-
-@every_name
-def test_in_backward(name, capturing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ours_of(name, named)
-    step_in_backward(torch.nn.ParameterDict(dict(named)), ours)
-    gradients(named)
-    capturing()
-    refused(ours, named, r"remove\(\) their handle")
-
-
-CHANGES = {
-    "state": lambda ours, named: ours.load_state_dict(ours.state_dict()),
-    "group": lambda ours, named: ours.add_param_group({"params": [("more", torch.nn.Parameter(torch.ones(3)))]}),
-    "multipliers": lambda ours, named: ours.param_groups[0].update(layers=[2.0, 1.0, 1.0]),
-    "parameter": lambda ours, named: setattr(named[0][1], "data", named[0][1].data.clone()),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@every_name
-def test_after_a_change(name, change, capturing, device):
-    """The snapshot of the last step is no longer valid; an eager step renews it."""
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ours_of(name, named)
-    train((ours,), (named,), 1)
-    CHANGES[change](ours, named)
-    gradients(named)
-    capturing()
-    refused(ours, named, "before a step with the same parameters and gradients was taken")
-
-
-@nan_arithmetic
-@every_name
-def test_raising(name, capturing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ours_of(name, named, nonfinite="raise")
-    train((ours,), (named,), 1)
-    gradients(named)
-    capturing()
-    refused(ours, named, "use nonfinite='skip'")
-
-
-@every_name
-def test_the_reference(name, capturing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ours_of(name, named, backend="torch")
-    train((ours,), (named,), 1)
-    gradients(named)
-    capturing()
-    refused(ours, named, "use backend='triton'")
 
 
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])
@@ -184,16 +159,6 @@ def test_a_number_on_another_device(name, option, capturing, device):
         ours.step()
     ours.param_groups[0][option] = kept
     assert ours.state[named[0][1]]["step"].item() == 1
-
-
-def test_betas_that_are_tensors(capturing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    betas = (torch.tensor(0.9, device=device), torch.tensor(0.99, device=device))
-    ours = ours_of("adamw", named, lr=torch.tensor(0.1, device=device), betas=betas)
-    train((ours,), (named,), 1)
-    gradients(named)
-    capturing()
-    refused(ours, named, "betas cannot be tensors")
 
 
 @pytest.mark.gpu
