@@ -16,7 +16,7 @@ from tolerances import same
 from torch import nn
 
 import fused_lwlr
-from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ClipByLayer, StepStatistics
+from fused_lwlr import ELR, LAMB, LARS, ClipByLayer, StepStatistics
 from fused_lwlr.optim import base
 from fused_lwlr.scaling import everything
 
@@ -417,154 +417,12 @@ def test_compiled(compiled, device):
     check(sides)
 
 
-# refusals
-
-
-REFUSED = [
-    ("sgd", {"clip_global_norm": 1.0}, "clip_global_norm=1.0 does not go with"),
-    ("sgd", {"nonfinite": "skip"}, "nonfinite='skip' does not go with"),
-    ("adamw", {"nonfinite": "raise"}, "nonfinite='raise' does not go with"),
-    ("sgd", {"scaling": BalancedLR()}, r"scaling=BalancedLR\(.*\) does not go with"),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "match"), REFUSED, ids=lambda value: name_of(value)[:20])
-def test_options_that_need_all_gradients(name, options, match, device):
-    model = Net().to(device)
-    optimizer = ALL[name](model.named_parameters(), lr=0.1, **options)
-    with pytest.raises(ValueError, match=match):
-        fused_lwlr.step_in_backward(model, optimizer)
-    check_untouched(model, optimizer)
-
-
-def test_rescaled_weights(device):
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4, elementwise_affine=False)).to(device)
-    x = uniform((6, 4), torch.float32, device)
-    found = fused_lwlr.scale_invariant(model, (x, x), nn.functional.mse_loss)
-    optimizer = ALL["sgd"](model.named_parameters(), lr=0.1, rescale_weights=found)
-    with pytest.raises(ValueError, match="rescale_weights= does not go with"):
-        fused_lwlr.step_in_backward(model, optimizer)
-
-
 def check_untouched(model, optimizer):
     """No parameter is stepped by backward."""
     before = [param.detach().clone() for param in model.parameters()]
     model(uniform((5, FEATURES), torch.float32, before[0].device)).sum().backward()
     assert identical(before, [param.detach() for param in model.parameters()])
     assert not optimizer.options.in_backward
-
-
-def test_scaling_that_is_replaced(device):
-    _, (_, optimizer) = twins(ALL["sgd"], device, lr=0.1)
-    with pytest.raises(ValueError, match="BalancedLR"):
-        optimizer.scaling = BalancedLR(select=everything)
-
-
-@pytest.mark.parametrize("size", [0, -1, 1.5, True, "1 GiB"])
-def test_size(size, device):
-    model = Net().to(device)
-    with pytest.raises(ValueError, match="max_bytes="):
-        fused_lwlr.step_in_backward(model, ALL["sgd"](model.parameters(), lr=0.1), max_bytes=size)
-
-
-def test_other_optimizers_and_models(device):
-    model = Net().to(device)
-    with pytest.raises(TypeError, match=r"torch\.optim.*SGD"):
-        fused_lwlr.step_in_backward(model, torch.optim.SGD(model.parameters()))
-    with pytest.raises(ValueError, match="1 of 1 parameters of the optimizer"):
-        fused_lwlr.step_in_backward(model, ALL["sgd"]([nn.Parameter(torch.ones(2))]))
-    mixed = nn.Sequential(nn.Linear(2, 2, device="cpu"), nn.Linear(2, 2, device="meta"))
-    with pytest.raises(ValueError, match="cpu, meta"):
-        fused_lwlr.step_in_backward(mixed, ALL["sgd"](mixed.parameters()))
-
-
-def test_shared_memory(device):
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(device)
-    model[1].weight = nn.Parameter(model[0].weight.detach())
-    with pytest.raises(ValueError, match="share memory"):
-        fused_lwlr.step_in_backward(model, ALL["sgd"](model.parameters()))
-
-
-def test_twice(device):
-    _, (model, optimizer) = twins(ALL["sgd"], device)
-    with pytest.raises(RuntimeError, match=r"remove\(\) the first handle"):
-        fused_lwlr.step_in_backward(model, optimizer)
-
-
-def test_gradients_before(device):
-    model = Net().to(device)
-    model(uniform((5, FEATURES), torch.float32, device)).sum().backward()
-    optimizer = ALL["sgd"](model.parameters())
-    with pytest.raises(RuntimeError, match="zero_grad"):
-        fused_lwlr.step_in_backward(model, optimizer)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_accumulation(size, device):
-    """A second gradient, before or after the first one was used."""
-    _, (model, optimizer) = twins(ALL["sgd"], device, size=size)
-    x = uniform((5, FEATURES), torch.float32, device)
-    model(x).sum().backward()
-    with pytest.raises(RuntimeError, match=r"parameter '.*' has a second gradient before optimizer\.step\(\)"):
-        model(x).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    model(x).sum().backward()
-
-
-def test_closures(device):
-    """They are refused before they run, since they would step parameters."""
-    _, (_, optimizer) = twins(ALL["sgd"], device)
-    called = []
-    for arguments, named in (((lambda: called.append(1),), {}), ((), {"closure": lambda: called.append(1)})):
-        with pytest.raises(RuntimeError, match=r"step\(closure\)"):
-            optimizer.step(*arguments, **named)
-    assert not called
-    optimizer.step(None)
-
-
-def test_loss_scaling(device):
-    _, (model, optimizer) = twins(ALL["sgd"], device)
-    scaler = torch.amp.GradScaler(device.type)
-    scaler.scale(model(uniform((5, FEATURES), torch.float32, device)).sum()).backward()
-    with pytest.raises(RuntimeError, match="GradScaler"):
-        scaler.step(optimizer)
-    # later steps are not taken for steps of the scaler
-    optimizer.zero_grad()
-    model(uniform((5, FEATURES), torch.float32, device)).sum().backward()
-    optimizer.step()
-    off = torch.amp.GradScaler(device.type, enabled=False)
-    sides = twins(ALL["sgd"], device)
-    off.step(sides[1][1])
-
-
-def test_process_groups(device, tmp_path):
-    model = Net().to(device)
-    optimizers = [ALL["sgd"](model.parameters()) for _ in range(2)]
-    fused_lwlr.step_in_backward(model, optimizers[0])
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        with pytest.raises(RuntimeError, match="process group"):
-            fused_lwlr.step_in_backward(model, optimizers[1])
-        with pytest.raises(RuntimeError, match="process group"):
-            optimizers[0].step()
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_gradients_that_were_not_seen(device):
-    _, (model, _) = twins(ALL["sgd"], device, size=1)
-    model.blocks[1].weight.requires_grad_(True)
-    with pytest.raises(RuntimeError, match=r"parameter 'blocks\.1\.weight' has a gradient that"):
-        model(uniform((5, FEATURES), torch.float32, device)).sum().backward()
-
-
-def test_sparse_gradients(device):
-    model = nn.Embedding(4, 3, sparse=True).to(device)
-    optimizer = ALL["sgd"](model.named_parameters())
-    fused_lwlr.step_in_backward(model, optimizer, max_bytes=1)
-    with pytest.raises(RuntimeError, match=r"'weight' is torch\.sparse_coo"):
-        model(torch.tensor([1], device=device)).sum().backward()
 
 
 # random sequences
@@ -696,61 +554,3 @@ def test_loading_that_fails_keeps_the_gradients(device):
         optimizer.step()
         assert optimizer.state
     assert identical(models[0].state_dict(), models[1].state_dict())
-
-
-@pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
-def test_refused_within_averaged(take, device):
-    """A handle that steps averages, is made or is removed there would lose the trained weights."""
-    model = Net(frozen=False).to(device)
-    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, ema=0.9)
-    x = torch.randn(5, FEATURES, device=device)
-
-    def step():
-        model(x).square().sum().backward()
-        optimizer.step()
-
-    step()
-    optimizer.zero_grad()
-    with optimizer.averaged(), pytest.raises(RuntimeError, match=r"leave averaged\(\) before a handle is made"):
-        take(model, optimizer, max_bytes=1)
-    handle = take(model, optimizer, max_bytes=1)
-    step()
-    before = deepcopy((model.state_dict(), optimizer.state_dict()))
-    with optimizer.averaged():
-        with pytest.raises(
-            RuntimeError, match=r"backward\(\) within averaged\(\) after .*: it would step the averages"
-        ):
-            model(x).square().sum().backward()
-        with pytest.raises(RuntimeError, match=r"leave averaged\(\) before a handle is made or removed"):
-            handle.remove()
-    optimizer.zero_grad()
-    model.zero_grad()
-    assert identical((model.state_dict(), optimizer.state_dict()), before)
-    step()
-    assert not identical(model.state_dict(), before[0])
-
-
-@pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
-def test_removed_twice(take, device):
-    """The second call does not remove the handle that came after it."""
-    model = nn.Linear(3, 2).to(device).requires_grad_(False)
-    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1)
-    # without any hook
-    first = take(model, optimizer)
-    first.remove()
-    model.requires_grad_(True)
-    second = take(model, optimizer)
-    first.remove()
-    before = model.weight.detach().clone()
-    model(torch.ones(1, 3, device=device)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(model.weight, before)
-    assert model.weight.grad is None
-    second.remove()
-
-
-@pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
-def test_without_parameters(take):
-    optimizer = fused_lwlr.SGD([{"params": []}], lr=0.1)
-    with pytest.raises(ValueError, match=r"needs an optimizer with parameters, but its param groups are empty"):
-        take(nn.Linear(3, 2), optimizer)

@@ -417,77 +417,6 @@ def test_error_of_a_step(device):
         optimizer.step()
 
 
-# refusals
-
-
-def two_backwards(model, optimizer, x):
-    offload_to_cpu(model, optimizer)
-    for _ in range(2):
-        model(x).sum().backward()
-
-
-def a_closure(model, optimizer, x):
-    offload_to_cpu(model, optimizer)
-    optimizer.step(lambda: model(x).sum())
-
-
-def a_new_group(model, optimizer, x):
-    offload_to_cpu(model, optimizer, max_bytes=1)
-    model.late = nn.Parameter(torch.ones(32, device=x.device))
-    optimizer.add_param_group({"params": [("late", model.late)]})
-    (model(x) * model.late).sum().backward()
-    optimizer.step()
-
-
-def twice(model, optimizer, x):
-    for _ in range(2):
-        offload_to_cpu(model, optimizer)
-
-
-def a_scaler(model, optimizer, x):
-    offload_to_cpu(model, optimizer, max_bytes=1)
-    scaler = torch.amp.GradScaler(x.device.type)
-    scaler.scale(model(x).sum()).backward()
-    scaler.step(optimizer)
-
-
-REFUSED = [
-    (two_backwards, RuntimeError, r"second gradient before optimizer.step\(\): with offload_to_cpu\(\)"),
-    (a_closure, RuntimeError, r"step\(closure\) after offload_to_cpu\(\)"),
-    (a_new_group, RuntimeError, "that no hook saw"),
-    (a_scaler, (AssertionError, RuntimeError), r"GradScaler.step\(\) after offload_to_cpu|No inf checks"),
-    (twice, RuntimeError, r"offload_to_cpu\(\) after a handle"),
-    (lambda model, optimizer, x: offload_to_cpu(model, optimizer, max_bytes=0), ValueError, "max_bytes=0 must be"),
-    (
-        lambda model, optimizer, x: offload_to_cpu(model, torch.optim.SGD(model.parameters(), 1)),
-        TypeError,
-        "optimizer is",
-    ),
-    (lambda model, optimizer, x: offload_to_cpu(nn.Linear(1, 1), optimizer), ValueError, "are not parameters of model"),
-]
-
-
-@pytest.mark.parametrize(("attempt", "error", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_refused(attempt, error, message, device):
-    model = deep(2).to(device)
-    optimizer = ALL["adamw"](named(model), lr=0.1)
-    with pytest.raises(error, match=message):
-        attempt(model, optimizer, uniform((4, 32), torch.float32, device))
-
-
-@pytest.mark.parametrize("options", [{"clip_global_norm": 1.0}, {"nonfinite": "skip"}], ids=str)
-def test_options_refused(options, device):
-    """The optimizer still steps the model."""
-    model = deep(2).to(device)
-    optimizer = ALL["adamw"](named(model), lr=0.1, **options)
-    with pytest.raises(ValueError, match="does not go with steps during backward"):
-        offload_to_cpu(model, optimizer)
-    weights = deepcopy(model.state_dict())
-    model(uniform((4, 32), torch.float32, device)).sum().backward()
-    optimizer.step()
-    assert not identical(model.state_dict(), weights)
-
-
 def test_the_optimizer_stays_as_it_is(device):
     """State moves without hooks and checks of checkpoints, and the tensor of a rate stays the tensor of the user."""
     model, rate = nn.Linear(3, 2).to(device), torch.tensor(0.1)
@@ -511,14 +440,3 @@ def test_the_optimizer_stays_as_it_is(device):
     handle.remove()
     assert [state["step"].item() for state in optimizer.state.values()] == [3, 3]
     assert list(optimizer.state) == list(model.parameters())
-
-
-def test_a_new_group_without_hooks(device):
-    model = nn.Sequential(nn.Linear(2, 2)).to(device)
-    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1)
-    offload_to_cpu(model, optimizer)
-    model.append(nn.Linear(2, 2).to(device))
-    optimizer.add_param_group({"params": list(model[1].named_parameters())})
-    model(torch.ones(1, 2, device=device)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"parameter 'that was added' has a gradient that no hook saw"):
-        optimizer.step()
