@@ -8,9 +8,8 @@ import pytest
 import torch
 from cases import every_backend, every_case, every_name
 from lazy import imaginary, negated
-from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, identical, parameters, singly, train, twin, uniform
+from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train, twin, uniform
 from tolerances import close, same
-from torch.optim import lr_scheduler
 
 from fused_lwlr.kernels import triton
 
@@ -67,8 +66,7 @@ def test_complex(name, options, backend, device):
 def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
     named = parameters([(5,), (1,), ()], torch.complex64, device)
     expected = twin(named)
-    ours = OURS[name](named, **OPTIONS[name], backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
     for params in (named, expected):
         factors = [torch.arange(1.0, 1 + p.numel(), device=device).view(p.shape) * (1 + 2j) for _, p in params]
         sum((p.conj() * factor).real.sum() for (_, p), factor in zip(params, factors, strict=True)).backward()
@@ -80,31 +78,24 @@ def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
     compare(close, ours, torchs, named, expected)
 
 
+NEGATED = {
+    "at every other place": (imaginary, negated),
+    # only the gradient changes, in every second step
+    "contiguous": (lambda grad: grad, lambda grad: torch._neg_view(-grad)),
+}
+
+
+@pytest.mark.parametrize("where", NEGATED)
 @every_case
-def test_lazily_negated_gradient(name, backend, device):
+def test_lazily_negated_gradient(name, backend, where, device):
     """The gradients differ from the ones before only in the negative bit, not in dtype, shape or strides."""
     named = parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
     expected = twin(named)
     ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
-    for turn in (imaginary, negated, imaginary, negated):
+    for turn in NEGATED[where] * 2:
         gradients(named, expected)
         for _, p in named:
             p.grad = turn(p.grad)
-        ours.step()
-        torchs.step()
-    compare(check_of(backend), ours, torchs, named, expected)
-
-
-@every_case
-def test_contiguous_gradient_that_is_lazily_negated(name, backend, device):
-    """Only the gradient changes, in every second step."""
-    named = parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
-    expected = twin(named)
-    ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
-    for step in range(4):
-        gradients(named, expected)
-        for _, p in named:
-            p.grad = torch._neg_view(-p.grad) if step % 2 else p.grad
         ours.step()
         torchs.step()
     compare(check_of(backend), ours, torchs, named, expected)
@@ -137,56 +128,6 @@ def test_half_precision_rounds_once(name, options, backend, dtype, device):
                 check(value, torchs.state[q][key].to(value.dtype))
 
 
-@every_case
-def test_multipliers_are_groups(name, backend, device):
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
-    etas = {key: 0.5 * i for i, (key, _) in enumerate(named) if i != 2}
-    ours = OURS[name](named, **OPTIONS[name], layers=etas, backend=backend)
-    lr = OPTIONS[name]["lr"]
-    groups = [{"params": [(key, p)], "lr": lr * etas.get(key, 1.0)} for key, p in expected]
-    torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    train((ours, torchs), (named, expected), STEPS)
-    compare(check_of(backend), ours, torchs, named, expected)
-
-
-@every_case
-def test_slices_are_groups(name, backend, device):
-    (key, param), other = parameters([(6, 300), (5,)], torch.float32, device)
-    pieces = [torch.nn.Parameter(t.detach().clone()) for t in (param[:1], param[1:4], param[4:], other[1])]
-    ours = OURS[name](
-        [(key, param), other], **OPTIONS[name], layers={f"{key}[4:6]": 0.5, f"{key}[0:1]": 3.0}, backend=backend
-    )
-    groups = [
-        {"params": [p], "lr": OPTIONS[name]["lr"] * eta} for p, eta in zip(pieces, (3.0, 1.0, 0.5, 1.0), strict=True)
-    ]
-    torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    for _ in range(STEPS):
-        gradients([(key, param), other])
-        for piece, grad in zip(pieces, (*param.grad.split([1, 3, 2]), other[1].grad), strict=True):
-            piece.grad = grad.clone()
-        ours.step()
-        torchs.step()
-    check = check_of(backend)
-    check(torch.cat([*pieces[:3]]).detach(), param.detach())
-    check(pieces[3].detach(), other[1].detach())
-
-
-@every_case
-def test_tensor_hyper_parameters(name, backend, device):
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
-    options = {**OPTIONS[name], "lr": torch.tensor(0.03)}
-    if name == "adamw":
-        options["betas"] = (torch.tensor(0.8), torch.tensor(0.95))
-    ours, torchs = pair(name, options, named, expected, backend)
-    for _ in range(3):
-        train((ours, torchs), (named, expected), 3)
-        options["lr"].mul_(0.5)
-    # torch computes with such numbers in float32, ours are doubles
-    compare(partial(close, steps=9), ours, torchs, named, expected)
-
-
 @every_backend
 def test_momentum_and_dampening_in_tensors_of_one_element(backend, device):
     named = parameters(SHAPES, torch.float32, device)
@@ -196,24 +137,6 @@ def test_momentum_and_dampening_in_tensors_of_one_element(backend, device):
     train((tensors, floats), (named, expected), 2)
     for (_, p), (_, q) in zip(named, expected, strict=True):
         same(p.detach(), q.detach())
-
-
-@every_case
-def test_closure(name, backend, device):
-    named = parameters([(5,), (3, 2)], torch.float32, device)
-    expected = twin(named)
-    for optimizer, params in zip(pair(name, OPTIONS[name], named, expected, backend), (named, expected), strict=True):
-
-        def closure(optimizer=optimizer, params=params):
-            optimizer.zero_grad()
-            loss = sum((p * p).sum() for _, p in params)
-            loss.backward()
-            return loss
-
-        losses = [optimizer.step(closure).item() for _ in range(4)]
-        assert losses == sorted(losses, reverse=True)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        check_of(backend)(p.detach(), q.detach())
 
 
 @every_case
@@ -252,35 +175,3 @@ def test_one_launch_for_each_combination_of_dtypes(name, device):
     ours.step()
     oracle.step()
     compare(close, ours, oracle, named, expected)
-
-
-SCHEDULERS = {
-    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [g["lr"] for g in o.param_groups], total_steps=STEPS),
-    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
-    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1, factor=0.5),
-}
-
-
-@every_name
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_schedulers_see_one_group(scheduler, name, device):
-    named = parameters([(3,)] * 16, torch.float32, device)
-    expected = twin(named)
-    etas = {key: 0.01 * (i + 1) for i, (key, _) in enumerate(named)}
-    lr = OPTIONS[name]["lr"]
-    ours = OURS[name](named, **OPTIONS[name], layers=etas, backend="torch")
-    groups = [{"params": [(key, p)], "lr": lr * etas[key]} for key, p in expected]
-    torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    schedulers = [SCHEDULERS[scheduler](optimizer) for optimizer in (ours, torchs)]
-    assert len(ours.param_groups) == 1
-    for step in range(STEPS):
-        train((ours, torchs), (named, expected), 1)
-        for s in schedulers:
-            s.step(*([1.0 + (step > 5)] if scheduler == "ReduceLROnPlateau" else []))
-    assert ours.param_groups[0]["lr"] != lr
-    # OneCycleLR also moves momentum or beta1, in every group alike
-    assert identical(ours.param_groups[0].get("momentum"), torchs.param_groups[0].get("momentum"))
-    # lr · η is rounded before or after the schedule's factor
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach())

@@ -1,11 +1,12 @@
 """Loss scaling by torch's GradScaler: gradients are unscaled, and steps skipped, in the step itself."""
 
+import math
 from copy import deepcopy
 
 import pytest
 import torch
-from cases import every_backend, every_case, name_of, nan_arithmetic
-from steps import OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, snapshot, through_pickle, train, twin
+from cases import BACKENDS, every_backend, every_case, name_of, nan_arithmetic
+from steps import ALL, OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, snapshot, through_pickle, train, twin
 from steps import identical as same_bits
 from tolerances import close, same
 
@@ -73,14 +74,15 @@ UNSCALED = [
 @pytest.mark.parametrize(
     ("name", "backend", "scaling", "options", "scale"),
     [(name, "torch", *row) for name in OURS for _, *row in UNSCALED]
-    + [(name, "triton", *row) for name, *row in UNSCALED],
+    + [(name, "triton", *row) for name, *row in UNSCALED]
+    + [("lion", backend, None, {}, SCALE) for backend in BACKENDS],
 )
 def test_norms_are_of_unscaled_gradients(name, backend, scaling, options, scale, device):
     named = parameters(SHAPES, torch.float32, device)
     other = twin(named)
     make = {**OPTIONS[name], **options, "scaling": scaling, "backend": backend}
     # with its counts on the device as well, which rounds differently
-    ours, plain = OURS[name](named, **make), OURS[name](other, capturable=True, **make)
+    ours, plain = ALL[name](named, **make), ALL[name](other, capturable=True, **make)
     for step in range(3):
         gradients(named, other)
         scaled_step(ours, named, device, scale=scale)
@@ -93,22 +95,32 @@ def test_norms_are_of_unscaled_gradients(name, backend, scaling, options, scale,
             close(ours.layer_stats().values.float(), plain.layer_stats().values.float(), steps=8)
 
 
+CAPTURABLE, NOISY = {"capturable": True}, {"nonfinite": "skip", "stochastic_rounding": True}
+
+
+@nan_arithmetic
 @pytest.mark.parametrize(
-    ("name", "backend", "scaling"),
-    [(name, "torch", scaling) for name in OURS for scaling in (None, ELR(0.1), LAMB())]
-    + [("sgd", "triton", None), ("sgd", "triton", ELR(0.1)), ("adamw", "triton", LAMB())],
-    ids=name_of,
+    ("name", "backend", "options"),
+    [(name, "torch", {"scaling": s, **CAPTURABLE}) for name in OURS for s in (None, ELR(0.1), LAMB())]
+    + [("sgd", "triton", CAPTURABLE), ("sgd", "triton", {"scaling": ELR(0.1), **CAPTURABLE})]
+    + [("adamw", "triton", {"scaling": LAMB(), **CAPTURABLE}), *(("lion", backend, CAPTURABLE) for backend in BACKENDS)]
+    + [(name, backend, NOISY) for name in OURS for backend in BACKENDS],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_found_inf_leaves_everything(name, backend, scaling, device):
-    """In the middle of training; GradScaler sums `found_inf` over devices, so it may be above 1."""
-    named = parameters(SHAPES, torch.float32, device)
+def test_a_skipped_step_leaves_everything(name, backend, options, device):
+    """In the middle of training, including later steps; GradScaler sums `found_inf` over devices: it may be above 1."""
+    named = parameters(SHAPES, torch.bfloat16 if "stochastic_rounding" in options else torch.float32, device)
     other = twin(named)
-    make = {"backend": backend, "scaling": scaling, "capturable": True, **OPTIONS[name]}
-    ours, plain = OURS[name](named, **make), OURS[name](other, **make)
+    make = {"backend": backend, **options, **OPTIONS[name]}
+    ours, plain = ALL[name](named, **make), ALL[name](other, **make)
     train([plain, ours], [other, named], steps=2)
     gradients(named)
     before = snapshot(ours, named)
-    scaled_step(ours, named, device, found_inf=2.0)
+    if "nonfinite" in options:
+        named[2][1].grad[3] = math.nan
+        ours.step()
+    else:
+        scaled_step(ours, named, device, found_inf=2.0)
     assert same_bits(snapshot(ours, named), before)
     train([plain, ours], [other, named], steps=2)
     for (_, p), (_, q) in zip(named, other, strict=True):

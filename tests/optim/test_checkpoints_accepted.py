@@ -151,22 +151,6 @@ def test_from_another_device(name, nonfinite, source, target, flags):
         close(p.detach(), q.detach(), steps=2)
 
 
-@every_case
-def test_other_keys_of_a_state_dict_are_ignored(name, backend, device):
-    """As torch does: state-dict hooks add them, and wrappers such as `PostLocalSGDOptimizer`."""
-    named = parameters(SHAPES, torch.float32, device)
-    optimizer = OURS[name](named, **OPTIONS[name], backend=backend)
-    optimizer.register_state_dict_post_hook(lambda optimizer, state_dict: {**state_dict, "epoch": 7})
-    train((optimizer,), (named,), 2)
-    again = twin(named)
-    resumed = OURS[name](again, **OPTIONS[name], backend=backend)
-    saved = optimizer.state_dict()
-    assert saved["epoch"] == 7
-    resumed.load_state_dict(saved)
-    train((optimizer, resumed), (named, again), 2)
-    compare(same, resumed, optimizer, again, named)
-
-
 # raised by the import itself
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @every_name

@@ -1,12 +1,13 @@
-"""A loaded state dict: torch's mapping, hooks and values, in memory, strides and dtypes of our optimizer."""
+"""A loaded state dict: torch's mapping, hooks and values, both ways, in memory, strides and dtypes of our optimizer."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 from cases import every_case, every_name
-from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, train, twin, uniform
-from tolerances import same
+from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, singly, train, twin, uniform
+from tolerances import close, same
 
 from fused_lwlr import LARS
 
@@ -20,12 +21,12 @@ FLAGS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 every_flag = pytest.mark.parametrize("flags", FLAGS, ids=str)
 
 
-def pair(name, device, dtype=torch.float32, **options):
-    """Ours and torch's on twins, both of plain PyTorch."""
-    named = parameters(SHAPES, dtype, device)
+def pair(name, device, dtype=torch.float32, shapes=SHAPES, backend="torch", **options):
+    """Ours and torch's on twins, both of plain PyTorch unless the backend says otherwise."""
+    named = parameters(shapes, dtype, device)
     expected = twin(named)
     options = {**OPTIONS[name], **options}
-    ours = OURS[name](named, **options, backend="torch")
+    ours = OURS[name](named, **options, backend=backend)
     return ours, TORCH[name](expected, **options, foreach=False), named, expected
 
 
@@ -67,6 +68,43 @@ def test_into_torch_in_mid_training(name, options, flags, device):
         compare(same, *others, named, expected)
 
 
+@every_case
+def test_into_torch_and_back(name, backend, device):
+    pairs = [pair(name, device, shapes=[(6, 5), (), (1030,), (0,)], backend=backend) for _ in range(2)]
+    (ours, torchs, named, expected), (other, others, mine, theirs) = pairs
+    check = same if backend == "torch" else partial(close, steps=15)
+    train((ours, torchs), (named, expected), 5)
+    # each optimizer continues with the state of the other one
+    dicts = saved(ours.state_dict()), saved(torchs.state_dict())
+    ours.load_state_dict(dicts[1])
+    torchs.load_state_dict(dicts[0])
+    singly(torchs)
+    train((ours, torchs), (named, expected), 5)
+    compare(check, ours, torchs, named, expected)
+    # and so does one that has not stepped
+    for (_, p), (_, q) in zip((*mine, *theirs), (*named, *expected), strict=True):
+        p.data.copy_(q.data)
+    other.load_state_dict(saved(torchs.state_dict()))
+    others.load_state_dict(saved(ours.state_dict()))
+    singly(others)
+    train((other, others), (mine, theirs), 5)
+    compare(check, other, others, mine, theirs)
+
+
+@pytest.mark.parametrize("flag", ["fused", "foreach", "capturable", "differentiable"])
+@every_case
+def test_implementation_flags_of_a_dict_are_not_taken_over(name, backend, flag, device):
+    ours, torchs, named, expected = pair(name, device, backend=backend)
+    train((ours, torchs), (named, expected), 2)
+    theirs, before = deepcopy(torchs.state_dict()), ours.param_groups[0].get(flag)
+    if flag in theirs["param_groups"][0]:
+        theirs["param_groups"][0][flag] = True
+    ours.load_state_dict(theirs)
+    assert ours.param_groups[0].get(flag) == before
+    train((ours, torchs), (named, expected), 2)
+    compare(partial(close, steps=4), ours, torchs, named, expected)
+
+
 @pytest.mark.parametrize("ids", [[30, 20, 10], ["a.weight", "a.bias", "b"], [("x", 1), ("x", 2), None], [1, "b", 2.5]])
 @every_name
 def test_ids_count_by_their_order(name, ids, device):
@@ -81,57 +119,6 @@ def test_ids_count_by_their_order(name, ids, device):
     compare(same, ours, torchs, named, expected)
     train((ours, torchs), (named, expected), 2)
     compare(same, ours, torchs, named, expected)
-
-
-@pytest.mark.parametrize("own", [True, False])
-@pytest.mark.parametrize("saved", [["x", "y", "z"], None])
-@every_name
-@pytest.mark.filterwarnings("ignore:parameter 0 of group 0 is 'p0' in the optimizer but 'x' in the state dict")
-def test_names_come_from_the_constructor(name, own, saved, device):
-    """Torch takes the names of the dict instead. Without names, ours takes them, too."""
-    named = parameters(SHAPES, torch.float32, device)
-    optimizer = OURS[name](named if own else [p for _, p in named], **OPTIONS[name])
-    checkpoint = deepcopy(optimizer.state_dict())
-    checkpoint["param_groups"][0].pop("param_names", None)
-    if saved is not None:
-        checkpoint["param_groups"][0]["param_names"] = saved
-    optimizer.load_state_dict(checkpoint)
-    assert optimizer.param_groups[0].get("param_names") == (["p0", "p1", "p2"] if own else saved)
-
-
-@every_name
-def test_hooks_are_called_as_torch_does(name, device):
-    """Each hook gets a copy of the dict or the previous hook's result; the last result is loaded."""
-    calls = {}
-    for kind in (OURS, TORCH):
-        named = parameters(SHAPES, torch.float32, device)
-        optimizer = kind[name](named, **OPTIONS[name])
-        seen = calls[kind is OURS] = []
-        checkpoint = deepcopy(optimizer.state_dict())
-        checkpoint["more"] = 1
-
-        def edit(self, given, seen=seen, optimizer=optimizer, checkpoint=checkpoint):
-            seen.append(("edit", self is optimizer, given is checkpoint, sorted(given)))
-            given.pop("more")
-
-        def replace(self, given, seen=seen):
-            seen.append(("replace", sorted(given)))
-            return {**given, "param_groups": [{**given["param_groups"][0], "lr": 0.25}]}
-
-        def last(self, given, seen=seen):
-            seen.append(("last", given["param_groups"][0]["lr"]))
-
-        def after(self, seen=seen):
-            seen.append(("after", self.param_groups[0]["lr"]))
-            self.param_groups[0]["lr"] = 0.75
-
-        for hook, options in ((last, {}), (replace, {"prepend": True}), (edit, {"prepend": True})):
-            optimizer.register_load_state_dict_pre_hook(hook, **options)
-        optimizer.register_load_state_dict_post_hook(after)
-        optimizer.load_state_dict(state_dict=checkpoint)
-        seen.append((optimizer.param_groups[0]["lr"], sorted(checkpoint)))
-    assert calls[True] == calls[False]
-    assert [call[0] for call in calls[True]] == ["edit", "replace", "last", "after", 0.75]
 
 
 EXTRA = {
@@ -237,7 +224,7 @@ def test_no_memory_is_shared(name, device):
     others = [OURS[name](twin(named), **OPTIONS[name]) for _ in range(2)]
     found = [addresses([checkpoint["state"], checkpoint["param_groups"]])]
     for other in others:
-        other.load_state_dict(checkpoint)
+        other.load_state_dict(state_dict=checkpoint)
         mine = other.state_dict()
         found.append(addresses([mine["state"], mine["param_groups"]]))
     assert min(map(len, found)) > 4

@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import every_backend, every_name
-from steps import OPTIONS, OURS, compare, identical, parameters, snapshot, train
+from steps import ALL, OPTIONS, OURS, compare, identical, parameters, snapshot, train
 from tolerances import same
 
 SHAPES = [(6, 5), (), (7,)]
@@ -17,7 +17,7 @@ MOMENT = {"sgd": "momentum_buffer", "adamw": "exp_avg_sq"}
 
 def trained(name, device, backend="torch", **options):
     named = parameters(SHAPES, torch.float32, device)
-    optimizer = OURS[name](named, **{**OPTIONS[name], **options}, layers={"p0": 0.5}, backend=backend)
+    optimizer = ALL[name](named, **{**OPTIONS[name], **options}, layers={"p0": 0.5}, backend=backend)
     train((optimizer,), (named,), 2)
     return optimizer, named
 
@@ -72,6 +72,7 @@ def layers_text(*options):
     return json.dumps([[[0, None, own]] for own in options])
 
 
+REST = "[[0, null, {}]], [[0, null, {}]]"
 STRUCTURE = [
     (("state",), [], "'state' of the state dict must be a dict"),
     (("state", 0), [], "the state of parameter 'p0' must be a dict"),
@@ -80,6 +81,7 @@ STRUCTURE = [
     (("state", "1"), {}, "state of '1', but no parameter group has this parameter"),
     (("param_groups",), {}, "'param_groups' of the state dict must be a list"),
     (("param_groups",), [], "different number of parameter groups: 0, but the optimizer 1"),
+    (("param_groups",), [{}] * 3, "different number of parameter groups: 3, but the optimizer 1"),
     (("param_groups", 0), "fast", "parameter group 0 of the state dict must be a dict"),
     (("param_groups", 0, "params"), KeyError, "'params' of parameter group 0 of the state dict must be a list of ids"),
     (("param_groups", 0, "params"), [0, 1], "group 0 has 2 parameters, but 3 in the optimizer"),
@@ -94,6 +96,13 @@ STRUCTURE = [
     (("param_groups", 0, "layers"), [1.0, 1.0, 1.0], "'layers' of a state dict must be None or JSON from state_dict"),
     (("param_groups", 0, "layers"), "[1.0, 1.0, 1.0]", "'layers' of a state dict must be None or JSON from"),
     (("param_groups", 0, "layers"), "[", "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), {"p0": 1.0}, "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), "fast", "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), 3, "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), f"[[], {REST}]", "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), f"[[[0, 2]], {REST}]", "'layers' of a state dict must be None or JSON from"),
+    (("param_groups", 0, "layers"), f"[[[0, 2, {{}}]], {REST}]", "slices of 'p0' "),
+    (("param_groups", 0, "layers"), f"[[[0.0, 6.0, {{}}]], {REST}]", "slice 0.0:6.0 of 'p0'"),
     (("param_groups", 0, "layers"), "[[[0, 9, {}]], [[0, null, {}]], [[0, null, {}]]]", "the slice 0:9 of 'p0'"),
 ]
 
@@ -168,11 +177,14 @@ def test_a_part_of_the_moments(backend, missing, device):
     refused(optimizer, named, checkpoint, f"the state of parameter 'p2' has no '{missing}'")
 
 
-@pytest.mark.parametrize(("name", "other"), [("sgd", "adamw"), ("adamw", "sgd")])
-def test_another_kind_of_optimizer(name, other, device):
+@pytest.mark.parametrize(
+    ("name", "other", "missing"),
+    [("sgd", "adamw", "momentum|dampening"), ("adamw", "sgd", "betas|eps"), ("lion", "sgd", "betas")],
+)
+def test_another_kind_of_optimizer(name, other, missing, device):
     optimizer, named = trained(name, device)
-    missing = "'(momentum|dampening)'" if name == "sgd" else "'(betas|eps)'"
-    refused(optimizer, named, trained(other, device)[0].state_dict(), f"has no {missing}: it belongs to another kind")
+    message = f"has no '({missing})': it belongs to another kind"
+    refused(optimizer, named, trained(other, device)[0].state_dict(), message)
 
 
 @every_name

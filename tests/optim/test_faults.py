@@ -108,15 +108,3 @@ def test_parameter_shrinks_where_it_is(backend, shape, device):
     optimizer.step()
     assert (memory[:2] == 0).all()
     assert (memory[2:] == 0.5).all()
-
-
-@every_backend
-def test_gradient_is_resized(backend, device):
-    param = torch.nn.Parameter(torch.ones(6, device=device))
-    optimizer = OURS["sgd"]([param], lr=0.5, backend=backend)
-    param.grad = torch.ones_like(param)
-    optimizer.step()
-    param.grad.resize_(3)
-    with pytest.raises(RuntimeError, match=r"is \(3,\)"):
-        optimizer.step()
-    assert (param == 0.5).all()

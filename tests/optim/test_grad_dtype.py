@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import BACKENDS, every_backend
-from steps import ALL, OPTIONS, TORCH, compare, identical, parameters, snapshot, twin
+from steps import ALL, OPTIONS, compare, identical, parameters, snapshot, twin
 from tolerances import close, same, same_on_cpu
 
 from fused_lwlr import ELR, LAMB, Hyperball, step_in_backward
@@ -92,24 +92,6 @@ def test_as_with_float32(name, backend, dtype, more, device):
     compare(partial(same_on_cpu, steps=3) if sums else same, ours, expected, named, other)
     if "scaling" in more:
         close(ours.layer_stats().values.float(), expected.layer_stats().values.float(), steps=8)
-
-
-@every_dtype
-@pytest.mark.parametrize("name", TORCH)
-def test_against_torch(name, dtype, device):
-    """torch.optim gets float32: its AdamW and its fused steps refuse these gradients."""
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
-    half_gradients(named, dtype)
-    ours = ALL[name](named, **OPTIONS[name], backend="torch")
-    expected = TORCH[name](other, **OPTIONS[name], foreach=False)
-    for step in range(4):
-        backward(named, step)
-        take(other, named)
-        ours.step()
-        expected.step()
-        ours.zero_grad()
-    compare(same, ours, expected, named, other)
 
 
 @every_dtype

@@ -175,26 +175,6 @@ def test_resumes_with_the_same_bits(backend, options, device):
     assert identical(copied.state_dict(), optimizer.state_dict())
 
 
-@every_backend
-def test_a_loss_scale(backend, device):
-    """GradScaler passes its scale and its found_inf to the step."""
-    named, other = (parameters([(6, 5), (7,)], torch.float32, device) for _ in range(2))
-    for (_, p), (_, q) in zip(named, other, strict=True):
-        q.data.copy_(p.data)
-    optimizer, plain = (Lion(pairs, **NUMBERS, backend=backend) for pairs in (named, other))
-    scale, fine = torch.full((1,), 1024.0, device=device), torch.zeros(1, device=device)
-    for overflow in (False, True, False):
-        grads = gradients(other)
-        for (_, p), grad in zip(named, grads, strict=True):
-            p.grad = grad * 1024
-        optimizer.grad_scale, optimizer.found_inf = scale, fine + overflow
-        optimizer.step()
-        if not overflow:
-            plain.step()
-        for (_, p), (_, q) in zip(named, other, strict=True):
-            close(p.detach(), q.detach(), steps=3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,16 +192,6 @@ def test_refused_options(options, message, device):
         Lion(parameters([(3,)], torch.float32, device), momentum=0.9)
 
 
-@every_backend
-def test_a_state_dict_of_another_optimizer_is_refused(backend, device):
-    named = parameters([(3,)], torch.float32, device)
-    other = torch.optim.SGD(named, lr=0.1, momentum=0.9)
-    gradients(named)
-    other.step()
-    with pytest.raises(ValueError, match="it belongs to another kind of optimizer"):
-        Lion(named, backend=backend).load_state_dict(other.state_dict())
-
-
 def test_it_learns(device):
     """A regression that a wrong sign would not solve."""
     torch.manual_seed(0)
@@ -237,19 +207,3 @@ def test_it_learns(device):
         optimizer.step()
         schedule.step()
     assert loss < 1e-3
-
-
-@every_backend
-def test_slices_and_a_count_on_the_device(backend, device):
-    """All slices of a parameter share its step count."""
-    named, whole = (parameters([(6, 5)], torch.float32, device) for _ in range(2))
-    whole[0][1].data.copy_(named[0][1].data)
-    options = {"capturable": True, "backend": backend}
-    sliced = Lion(named, **NUMBERS, layers={"p0[0:2]": 2.0, "p0[2:6]": 2.0}, **options)
-    plain = Lion(whole, **{**NUMBERS, "lr": 0.04}, **options)
-    for _ in range(3):
-        (whole[0][1].grad,) = (grad.clone() for grad in gradients(named))
-        sliced.step()
-        plain.step()
-    close(named[0][1].detach(), whole[0][1].detach(), steps=3)
-    assert sliced.state[named[0][1]]["step"].item() == 3

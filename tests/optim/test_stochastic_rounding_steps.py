@@ -5,8 +5,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name, nan_arithmetic
-from steps import OPTIONS, OURS, compare, gradients, identical, parameters, saved, snapshot, through_pickle, train, twin
+from cases import every_backend, every_case, every_name
+from steps import OPTIONS, OURS, compare, identical, parameters, saved, snapshot, through_pickle, train, twin
 from tolerances import same
 from torch import nn
 
@@ -153,23 +153,6 @@ def test_noise_of_parameters_in_several_launches(name, device):
     apart = 2 * chance * (1 - chance)
     differ = (lowered[0] != lowered[1]).sum().item()
     assert abs(differ - 256 * apart) <= SIGMAS * math.sqrt(256 * apart * (1 - apart))
-
-
-@nan_arithmetic
-@every_case
-def test_a_skipped_step_draws_nothing(name, backend, device):
-    """A skipped step changes nothing, including later steps."""
-    named = parameters(SHAPES, torch.bfloat16, device)
-    others = twin(named)
-    ours, plain = (ours_of(name, n, backend, nonfinite="skip") for n in (named, others))
-    train((ours, plain), (named, others), 2)
-    before = snapshot(ours, named)
-    gradients(named)
-    named[2][1].grad[3] = math.nan
-    ours.step()
-    assert identical(snapshot(ours, named), before)
-    train((ours, plain), (named, others), 2)
-    compare(same, ours, plain, named, others)
 
 
 @every_case
