@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import every_backend, every_case, every_name
 from lazy import imaginary, negated
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train, twin, uniform
 from tolerances import close, same
 
@@ -42,8 +43,7 @@ def check_of(backend):
 )
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_option(name, options, backend, dtype, device):
-    named = parameters(SHAPES, dtype, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, dtype, device)
     ours, torchs = pair(name, options, named, expected, backend)
     # the interpreter takes its time
     steps = STEPS if backend == "torch" else 6
@@ -54,8 +54,7 @@ def test_every_option(name, options, backend, dtype, device):
 @every_backend
 @pytest.mark.parametrize(("name", "options"), CASES[::5])
 def test_complex(name, options, backend, device):
-    named = parameters([(6, 5), (), (70,), (0,)], torch.complex64, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5), (), (70,), (0,)], torch.complex64, device)
     ours, torchs = pair(name, options, named, expected, backend)
     train((ours, torchs), (named, expected), STEPS)
     # the same numbers, as pairs of reals or as complex arithmetic
@@ -64,8 +63,7 @@ def test_complex(name, options, backend, device):
 
 @every_case
 def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
-    named = parameters([(5,), (1,), ()], torch.complex64, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(5,), (1,), ()], torch.complex64, device)
     ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
     for params in (named, expected):
         factors = [torch.arange(1.0, 1 + p.numel(), device=device).view(p.shape) * (1 + 2j) for _, p in params]
@@ -89,8 +87,7 @@ NEGATED = {
 @every_case
 def test_lazily_negated_gradient(name, backend, where, device):
     """The gradients differ from the ones before only in the negative bit, not in dtype, shape or strides."""
-    named = parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
     ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
     for turn in NEGATED[where] * 2:
         gradients(named, expected)
@@ -141,8 +138,7 @@ def test_momentum_and_dampening_in_tensors_of_one_element(backend, device):
 
 @every_case
 def test_groups_of_different_options_share_a_launch(name, backend, device):
-    named = parameters([(5,), (1030,), (3, 2), (7,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(5,), (1030,), (3, 2), (7,)], torch.float32, device)
     special = {
         "sgd": [{"momentum": 0.0}, {"nesterov": True}, {"maximize": True, "lr": 0.2}, {"dampening": 0.5}],
         "adamw": [{"amsgrad": True}, {"betas": (0.3, 0.4)}, {"maximize": True, "lr": 0.2}, {"weight_decay": 0.0}],

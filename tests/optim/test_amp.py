@@ -6,7 +6,8 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import BACKENDS, every_backend, every_case, name_of, nan_arithmetic
-from steps import ALL, OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, snapshot, through_pickle, train, twin
+from pairs import compare_weights, twin_parameters
+from steps import ALL, OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, snapshot, through_pickle, train
 from steps import identical as same_bits
 from tolerances import close, same
 
@@ -29,8 +30,7 @@ def scaled_step(ours, named, device, found_inf=0.0, scale=SCALE):
 @every_case
 def test_grad_scaler(name, backend, device):
     """Steps with an overflow, the first or a later one, have no effect: no momentum is created."""
-    named = parameters([(1030,)], torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters([(1030,)], torch.float32, device)
     ours = OURS[name](named, backend=backend, **OPTIONS[name])
     expected = TORCH[name](other, foreach=False, **OPTIONS[name])
     # a scale that stays a power of two: scaling and unscaling are exact
@@ -78,8 +78,7 @@ UNSCALED = [
     + [("lion", backend, None, {}, SCALE) for backend in BACKENDS],
 )
 def test_norms_are_of_unscaled_gradients(name, backend, scaling, options, scale, device):
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, torch.float32, device)
     make = {**OPTIONS[name], **options, "scaling": scaling, "backend": backend}
     # with its counts on the device as well, which rounds differently
     ours, plain = ALL[name](named, **make), ALL[name](other, capturable=True, **make)
@@ -109,8 +108,9 @@ CAPTURABLE, NOISY = {"capturable": True}, {"nonfinite": "skip", "stochastic_roun
 )
 def test_a_skipped_step_leaves_everything(name, backend, options, device):
     """In the middle of training, including later steps; GradScaler sums `found_inf` over devices: it may be above 1."""
-    named = parameters(SHAPES, torch.bfloat16 if "stochastic_rounding" in options else torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(
+        SHAPES, torch.bfloat16 if "stochastic_rounding" in options else torch.float32, device
+    )
     make = {"backend": backend, **options, **OPTIONS[name]}
     ours, plain = ALL[name](named, **make), ALL[name](other, **make)
     train([plain, ours], [other, named], steps=2)
@@ -123,8 +123,7 @@ def test_a_skipped_step_leaves_everything(name, backend, options, device):
         scaled_step(ours, named, device, found_inf=2.0)
     assert same_bits(snapshot(ours, named), before)
     train([plain, ours], [other, named], steps=2)
-    for (_, p), (_, q) in zip(named, other, strict=True):
-        same(p.detach(), q.detach())
+    compare_weights(same, named, other)
 
 
 @every_case

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
+from pairs import compare_weights
 from steps import OPTIONS, OURS, TORCH, cost, gradients, parameters, train, twin
 from tolerances import close, same
 
@@ -48,8 +49,7 @@ def test_rates_equal_the_formula(name, backend, device):
         set_rates(other, OPTIONS[name]["lr"])
         ours.step()
         other.step()
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), 2 * step + 2)
+        compare_weights(close, named, expected, 2 * step + 2)
 
 
 @every_backend
@@ -94,8 +94,7 @@ def test_with_other_options(name, options, backend, device):
             torch.nn.utils.clip_grad_norm_([q for _, q in expected], clip)
         ours.step()
         other.step()
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), 3 * step + 3)
+        compare_weights(close, named, expected, 3 * step + 3)
 
 
 @every_backend
@@ -116,8 +115,7 @@ def test_a_skipped_step_moves_neither_weights_nor_norms(backend, device):
             continue
         set_rates(other, 0.1)
         other.step()
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), 4)
+        compare_weights(close, named, expected, 4)
 
 
 @every_backend
@@ -141,8 +139,7 @@ def test_with_a_grad_scaler(backend, device):
         if step != 1:
             set_rates(other, 0.1)
             other.step()
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), 4)
+        compare_weights(close, named, expected, 4)
 
 
 @every_backend
@@ -180,8 +177,7 @@ def test_layers_that_are_left_out(backend, device):
         set_rates(other, 0.1, members)
         ours.step()
         other.step()
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), 4)
+        compare_weights(close, named, expected, 4)
 
 
 @every_backend
@@ -220,8 +216,7 @@ def test_weights_that_were_changed_are_measured_again(device):
         with torch.no_grad():
             for pairs in (named, expected):
                 pairs[0][1].mul_(7)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), 40)
+    compare_weights(close, named, expected, 40)
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["linear", "ReLU"])

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend, every_case
+from pairs import compare_weights, twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, saved, snapshot, train, twin
 from tolerances import close, same
 
@@ -28,8 +29,7 @@ def torchs_of(name, named, **more):
 @every_backend
 def test_as_not_capturable(name, options, backend, device):
     """torch's single-tensor optimizer, which counts on the host; one gradient comes late."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours, torchs = ours_of(name, named, backend, **options), torchs_of(name, expected, **options)
     for step in range(20):
         gradients(named, expected)
@@ -53,8 +53,7 @@ def test_as_not_capturable(name, options, backend, device):
 @every_case
 def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
     """Tensors for the rate and, in SGD, the weight decay, compared with torch's optimizer that is given numbers."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.1, 0.2))
     ours, torchs = ours_of(name, named, backend, lr=lr), torchs_of(name, expected)
     ours.param_groups[0]["weight_decay"] = weight_decay
@@ -63,8 +62,7 @@ def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
         torchs.param_groups[0].update(lr=lr.item(), weight_decay=weight_decay.item())
         gradients(named, expected)
         ours.step(), torchs.step()
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), steps=4 * (step + 1))
+        compare_weights(close, named, expected, 4 * (step + 1))
     assert ours.param_groups[0]["lr"] is lr
 
 
@@ -72,8 +70,7 @@ def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
 @every_case
 def test_state_dicts_go_to_torch_and_back(name, backend, capturable, device):
     """torch's capturable AdamW asks for a GPU; its dict, which says so, does not."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours, torchs = ours_of(name, named, backend), torchs_of(name, expected)
     train((ours,), (named,), 3)
     state = saved(ours.state_dict())
@@ -86,8 +83,7 @@ def test_state_dicts_go_to_torch_and_back(name, backend, capturable, device):
             q.copy_(p)
     train((ours, torchs), (named, expected), 3)
     check = partial(close, steps=12)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        check(p.detach(), q.detach())
+    compare_weights(check, named, expected)
     back = saved(torchs.state_dict())
     if "capturable" in back["param_groups"][0]:
         back["param_groups"][0]["capturable"] = capturable
@@ -123,8 +119,7 @@ def test_resuming_and_copies(name, backend, device):
 @every_case
 def test_groups_that_differ(name, backend, device):
     """One capturable group makes the device count for all groups; the other groups may have tensors or numbers."""
-    named = parameters([(6, 5), (130,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5), (130,)], torch.float32, device)
     rates = [torch.tensor(x, device=device) for x in (0.1, 0.02)]
     groups = [{"params": [named[i]], "lr": rates[i], "capturable": i == 1} for i in range(2)]
     ours = OURS[name](groups, **OPTIONS[name], backend=backend)
@@ -140,8 +135,7 @@ def test_groups_that_differ(name, backend, device):
 @every_case
 def test_switched_on_and_off(name, backend, device):
     """In the middle of training: counts move to the device and back."""
-    named = parameters([(6, 5), (130,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5), (130,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend=backend)
     torchs = torchs_of(name, expected)
     for step, capturable in enumerate([False, True, True, False, False, True]):
@@ -170,8 +164,7 @@ def test_a_failure_counts_nothing(name, backend, device):
 @every_backend
 def test_slices_go_by_the_same_count(backend, name, device):
     """All slices of a parameter share one step count, as in AdamW's bias correction."""
-    named = parameters([(6, 5)], torch.float32, device)
-    whole = twin(named)
+    named, whole = twin_parameters([(6, 5)], torch.float32, device)
     etas = {"p0[0:2]": 2.0, "p0[2:6]": 2.0}
     sliced = ALL[name](named, **OPTIONS[name], layers=etas, capturable=True, backend=backend)
     plain = ALL[name](whole, **{**OPTIONS[name], "lr": 0.02}, backend=backend)

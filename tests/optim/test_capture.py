@@ -6,7 +6,8 @@ import pytest
 import torch
 from cases import every_name, name_of, nan_arithmetic
 from graphs import HAS_GPU, capture, static_gradients
-from steps import OPTIONS, OURS, compare, gradients, parameters, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, compare, gradients
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARS, Hyperball
@@ -31,8 +32,7 @@ every_row = pytest.mark.parametrize(
 def pair_of(name, row, device, shapes=SHAPES, **more):
     """Two capturable optimizers on equal parameters, each with separate tensors for lr and weight decay."""
     row = dict(row)
-    named = parameters(shapes, row.pop("dtype", torch.float32), device)
-    other = twin(named)
+    named, other = twin_parameters(shapes, row.pop("dtype", torch.float32), device)
     made = []
     for twins in (named, other):
         numbers = {key: torch.tensor(OPTIONS[name][key], device=device) for key in ("lr", "weight_decay")}

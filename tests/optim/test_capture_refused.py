@@ -6,7 +6,8 @@ import pytest
 import torch
 from cases import every_name, nan_arithmetic
 from graphs import capture as graph_of
-from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train, twin
+from pairs import compare_weights, twin_parameters
+from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
 from tolerances import close
 
 from fused_lwlr import step_in_backward
@@ -137,12 +138,10 @@ def test_an_optimizer_on_the_cpu_is_stepped_at_once(name, monkeypatch):
     """While a graph of a GPU is captured."""
     for fact in ("is_available", "is_initialized", "is_current_stream_capturing"):
         monkeypatch.setattr(torch.cuda, fact, lambda: True)
-    named = parameters(SHAPES, torch.float32, torch.device("cpu"))
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, torch.device("cpu"))
     ours, other = ours_of(name, named), ours_of(name, expected, backend="torch")
     train((ours, other), (named, expected), 12)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), 12)
+    compare_weights(close, named, expected, 12)
 
 
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import every_case, every_name
+from pairs import compare_weights, twin_parameters
 from steps import OPTIONS, OURS, TORCH, compare, parameters, singly, train, twin
 from tolerances import close, same
 
@@ -69,8 +70,7 @@ def test_lion_without_maximize(device):
 @every_name
 def test_state_without_values(name, device):
     """Empty entries, and the None that SGD without momentum once stored, mean that no step was made."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend="torch")
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     empty = {"sgd": {"momentum_buffer": None}, "adamw": {}}[name]
@@ -84,8 +84,7 @@ def test_state_without_values(name, device):
 @pytest.mark.parametrize("step", [3, 3.0, torch.tensor(3), torch.tensor([3.0]), torch.tensor(3.0, dtype=torch.float64)])
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
 def test_counts_in_other_forms(nonfinite, step, device):
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours = OURS["adamw"](named, **OPTIONS["adamw"], nonfinite=nonfinite, backend="torch")
     torchs = TORCH["adamw"](expected, **OPTIONS["adamw"], foreach=False)
     train((ours, torchs), (named, expected), 3)
@@ -147,8 +146,7 @@ def test_from_another_device(name, nonfinite, source, target, flags):
         state.update({key: value.cpu() for key, value in state.items() if key == "step"})
     oracle.load_state_dict(checkpoint)
     train((ours, oracle), (named, expected), 2)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), steps=2)
+    compare_weights(close, named, expected, 2)
 
 
 # raised by the import itself

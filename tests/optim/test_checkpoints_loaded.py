@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_case, every_name
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, singly, train, twin, uniform
 from tolerances import close, same
 
@@ -23,8 +24,7 @@ every_flag = pytest.mark.parametrize("flags", FLAGS, ids=str)
 
 def pair(name, device, dtype=torch.float32, shapes=SHAPES, backend="torch", **options):
     """Ours and torch's on twins, both of plain PyTorch unless the backend says otherwise."""
-    named = parameters(shapes, dtype, device)
-    expected = twin(named)
+    named, expected = twin_parameters(shapes, dtype, device)
     options = {**OPTIONS[name], **options}
     ours = OURS[name](named, **options, backend=backend)
     return ours, TORCH[name](expected, **options, foreach=False), named, expected
@@ -164,8 +164,7 @@ def test_dtypes(name, nonfinite, dtype, saved, device):
     """Columns are rounded once to the dtype of the parameter, as torch rounds them; step counts are float32."""
     source, _, sources, _ = pair(name, device, saved)
     train((source,), (sources,), 2)
-    named = parameters(SHAPES, dtype, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, dtype, device)
     ours = OURS[name](named, **OPTIONS[name], nonfinite=nonfinite, backend="torch")
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     for optimizer in (ours, torchs):

@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 from cases import ALL, CASES, every_case, nan_arithmetic, overflow
+from pairs import twin_parameters
 from papers import Paper
-from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train, twin, uniform
+from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train, uniform
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradientAdaptive
@@ -28,8 +29,7 @@ def clipped_by_torch(torchs, expected, max_norm):
 @every_case
 def test_as_clip_grad_norm(name, backend, relative, device):
     """Below and above the limit, in several groups, with gradients of different size in every step."""
-    named = parameters(SHAPES[backend], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES[backend], torch.float32, device)
     groups = [[{"params": t[:2], "weight_decay": 0.3}, {"params": t[2:], "lr": 0.02}] for t in (named, expected)]
     gradients(named)
     limit = norm_of(named) * relative
@@ -46,8 +46,7 @@ def test_as_clip_grad_norm(name, backend, relative, device):
 
 @every_case
 def test_zero_gradients(name, backend, device):
-    named = parameters([(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     for zero in (True, False):
@@ -64,8 +63,7 @@ def test_zero_gradients(name, backend, device):
 @every_case
 def test_bad_gradients_propagate_as_in_torch(name, backend, bad, device):
     """One infinite gradient makes the others zero and itself NaN; one NaN makes all gradients NaN."""
-    named = parameters([(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     gradients(named, expected)
@@ -81,8 +79,7 @@ def test_bad_gradients_propagate_as_in_torch(name, backend, bad, device):
 @every_case
 def test_squares_overflow(name, backend, device):
     """Finite gradients whose squares overflow: torch's norm is infinite too."""
-    named = parameters([(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     gradients(named, expected)
@@ -142,8 +139,7 @@ def test_all_gradients_count(name, backend, device):
 )  # fmt: skip
 def test_scalings_see_clipped_gradients(name, backend, scaling, device):
     """Clipping clones first, and then stepping without."""
-    named = parameters(SHAPES["torch"] if backend == "torch" else [(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES["torch"] if backend == "torch" else [(3, 5), (4,)], torch.float32, device)
     options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
     if name == "adamw":
         # so that the length of a gradient matters
@@ -166,8 +162,7 @@ def test_scalings_see_clipped_gradients(name, backend, scaling, device):
 
 @every_case
 def test_a_limit_that_is_never_reached(name, backend, device):
-    named = parameters([(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=1e6, backend=backend)
     plain = OURS[name](expected, **OPTIONS[name], backend=backend)
     train((ours, plain), (named, expected), 3)
@@ -176,8 +171,7 @@ def test_a_limit_that_is_never_reached(name, backend, device):
 
 @every_case
 def test_a_limit_may_be_an_int(name, backend, device):
-    named = parameters([(3, 5)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5)], torch.float32, device)
     pair = [
         OURS[name](t, **OPTIONS[name], clip_global_norm=c, backend=backend) for t, c in ((named, 1), (expected, 1.0))
     ]

@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 from cases import KINDS, every_name, over
-from steps import OPTIONS, OURS, compare, cost, gradients, parameters, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, compare, cost, gradients, parameters
 from tables import change_sizes
 from tolerances import same
 
@@ -83,8 +84,7 @@ def test_groups_of_all_kinds_share_a_launch(name, device):
 @pytest.mark.parametrize(("name", "scaling"), [("sgd", LARS()), ("adamw", LAMB())])
 def test_the_order_of_work_changes_no_result(name, scaling, device, monkeypatch):
     """One row has 60 elements and is alone in its group; the other has 4."""
-    named = parameters([(20, 3), (2, 2)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(20, 3), (2, 2)], torch.float32, device)
     plain = OURS[name](expected, lr=0.1, scaling=scaling, backend="triton")
     gradients(named, expected)
     plain.step()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cases import every_backend
 from graphs import HAS_GPU, capture, static_gradients
+from pairs import compare_weights, twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, SHAPES, TORCH, compare, cost, gradients, parameters, saved, train, twin
 from tolerances import EPS, close, same
@@ -27,8 +28,7 @@ every_decoupled = pytest.mark.parametrize("name", ["adamw", "lion"])
 @every_rule
 def test_corrected_decay_is_decay_times_lr_over_its_maximum(name, backend, device):
     """Against torch param groups whose weight decay is set before every step; bit for bit with the reference."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     options = {**OPTIONS[name], "lr": 0.1}
     ours = ALL[name](named, **options, layers=CORRECTED, backend=backend)
     theirs = PLAIN[name]([{"params": [pair]} for pair in expected], **options, foreach=False)
@@ -43,8 +43,7 @@ def test_corrected_decay_is_decay_times_lr_over_its_maximum(name, backend, devic
         train((ours, theirs), (named, expected), 1)
         assert ours.layers()["p2"]["weight_decay"] == pytest.approx(decays[2])
     check = same if backend == "torch" and name != "lion" else partial(close, steps=8)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        check(p.detach(), q.detach())
+    compare_weights(check, named, expected)
 
 
 @every_backend
@@ -52,8 +51,7 @@ def test_corrected_decay_is_decay_times_lr_over_its_maximum(name, backend, devic
 def test_corrected_decay_of_numbers_on_the_device(name, backend, device):
     """The device multiplies the decay by lr, which may be a tensor, and so may the decay."""
     for tensors in (("lr",), ("weight_decay",), ("lr", "weight_decay")):
-        named = parameters(SHAPES, torch.float32, device)
-        expected = twin(named)
+        named, expected = twin_parameters(SHAPES, torch.float32, device)
         options = {**OPTIONS[name], "lr": 0.1}
         ours = ALL[name](named, **options, layers=CORRECTED, capturable=True, backend=backend)
         plain = ALL[name](expected, **options, layers=CORRECTED, backend="torch")
@@ -68,8 +66,7 @@ def test_corrected_decay_of_numbers_on_the_device(name, backend, device):
                 else:
                     group[key] = number
             train((ours, plain), (named, expected), 1)
-            for (_, p), (_, q) in zip(named, expected, strict=True):
-                close(p.detach(), q.detach(), steps=4 * (step + 1))
+            compare_weights(close, named, expected, 4 * (step + 1))
 
 
 @pytest.mark.parametrize(
@@ -225,8 +222,7 @@ def test_cautious_decay_is_the_formula(name, backend, device):
 )  # fmt: skip
 def test_backends_agree_on_cautious_decay(name, dtype, scaling, device):
     """With exact state, where the decay also enters a norm."""
-    named = parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
-    other = twin(named)
+    named, other = twin_parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
     options = {**OPTIONS[name], "weight_decay": 0.5, "scaling": scaling, "state_dtype": torch.float32}
     options |= {"cautious_decay": True, "layers": {"p2": {"weight_decay": 0.0}, **CORRECTED, "p1": 0.5}}
     options |= {"amsgrad": True} if name == "adamw" else {}

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from cases import every_backend
+from pairs import twin_parameters
 from papers import Paper
-from steps import OURS, gradients, parameters, train, twin
+from steps import OURS, gradients, parameters, train
 from tolerances import close, same
 
 from fused_lwlr import ELR
@@ -19,8 +20,7 @@ ELR_RTOL = 1e-5
 def test_elr_sets_the_effective_rate(weight_decay, amsgrad, backend, device):
     """‖Δw‖ / ‖w‖ = lr · η · goal for every constrained layer and step; the other layers step as without a scaling."""
     shapes = [(33, 130), (5,), (2, 3, 1500), (), (40, 2)] if backend == "torch" else [(3, 7), (4,)]
-    named = parameters(shapes, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(shapes, torch.float32, device)
     options = {"lr": 0.1, "weight_decay": weight_decay, "amsgrad": amsgrad, "layers": {"p0": 3.0, "p1": 0.5}}
     ours = OURS["adamw"](named, **options, scaling=ELR(0.2, eps=0.0), backend=backend)
     plain = OURS["adamw"](expected, **options, backend=backend)

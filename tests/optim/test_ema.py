@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 from cases import BACKENDS, every_backend, every_case, every_name, nan_arithmetic
-from steps import OPTIONS, OURS, cost, gradients, identical, parameters, snapshot, train, twin, uniform
+from pairs import compare_weights, twin_parameters
+from steps import OPTIONS, OURS, cost, gradients, identical, parameters, snapshot, train, uniform
 from tolerances import close, same
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -76,8 +77,7 @@ def test_the_average_is_that_of_torch(name, decay, options, backend, device):
     options = {**options, "backend": backend}
     dtype = options.pop("dtype", torch.float32)
     # with few options, also a block and the rest of a tile
-    named = parameters([*SHAPES, *([] if len(options) > 1 else [(1030,)])], dtype, device)
-    other = twin(named)
+    named, other = twin_parameters([*SHAPES, *([] if len(options) > 1 else [(1030,)])], dtype, device)
     ours, plain = made(name, named, {**options, "ema": decay}), made(name, other, options)
     expected = Averaged(decay, weights(plain, other))
     # torch.lerp rounds pairs of numbers otherwise
@@ -199,8 +199,7 @@ def test_a_warm_up(name, backend, device):
 def test_turned_off_and_on(name, backend, options, device):
     """Turned off, the next step drops the average; turned on again, it begins with the current weights."""
     options = dict(options)
-    named = parameters(SHAPES, options.pop("dtype", torch.float32), device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, options.pop("dtype", torch.float32), device)
     ours, plain = (OURS[name](t, **OPTIONS[name], **options, backend=backend) for t in (named, other))
     for decay, steps in ((None, 1), (0.9, 2), (None, 1), (0.8, 1)):
         ours.param_groups[0]["ema"] = decay
@@ -212,8 +211,7 @@ def test_turned_off_and_on(name, backend, options, device):
         if decay is not None:
             for average, a in zip(averages(ours, named), expected, strict=True):
                 close(average, a, steps)
-        for (_, p), (_, q) in zip(named, other, strict=True):
-            same(p.detach(), q.detach())
+        compare_weights(same, named, other)
 
 
 @pytest.mark.parametrize("in_backward", [False, True])

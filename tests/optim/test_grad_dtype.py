@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import BACKENDS, every_backend
+from pairs import twin_parameters
 from steps import ALL, OPTIONS, compare, identical, parameters, snapshot, twin
 from tolerances import close, same, same_on_cpu
 
@@ -70,8 +71,7 @@ every_kernel = pytest.mark.parametrize(("name", "backend"), [*((name, "torch") f
 )
 def test_as_with_float32(name, backend, dtype, more, device):
     """Two backward passes for each step; one parameter has no gradient in the first step."""
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, torch.float32, device)
     half_gradients(named, dtype)
     options = {**OPTIONS[name], **more, "backend": backend}
     ours, expected = ALL[name](named, **options), ALL[name](other, **options)
@@ -98,8 +98,7 @@ def test_as_with_float32(name, backend, dtype, more, device):
 @every_kernel
 def test_with_a_grad_scaler(name, backend, dtype, device):
     """Scaled gradients, an overflow in the second step, and clipping of the unscaled gradients."""
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, torch.float32, device)
     half_gradients(named, dtype)
     options = {**OPTIONS[name], "clip_global_norm": 0.5, "backend": backend}
     # with its counts on the device as well, which rounds differently
@@ -130,8 +129,7 @@ def test_with_a_grad_scaler(name, backend, dtype, device):
 @every_kernel
 def test_dtypes_may_differ_and_change(name, backend, device):
     """One parameter has other gradients than the rest, and they change between steps."""
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, torch.float32, device)
     options = {**OPTIONS[name], "clip_global_norm": 0.5, "backend": backend}
     ours, expected = ALL[name](named, **options), ALL[name](other, **options)
     for step, dtypes in enumerate([(None, *HALF, None), (*HALF, None, None), (None,) * 4, (*HALF, *HALF)]):
@@ -149,8 +147,7 @@ def test_dtypes_may_differ_and_change(name, backend, device):
 @every_backend
 @every_name
 def test_steps_in_backward(name, backend, device):
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, torch.float32, device)
     half_gradients(named, torch.bfloat16)
     ours, expected = (ALL[name](each, **OPTIONS[name], backend=backend) for each in (named, other))
     step_in_backward(torch.nn.ParameterDict(named), ours)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import ALL as EVERYTHING
 from cases import every_backend
+from pairs import twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, TORCH, compare, gradients, identical, parameters, saved, train, twin
 from tolerances import close, same, same_on_cpu
@@ -87,8 +88,7 @@ NAMES = [("sgd", {"momentum": 0.9, "nesterov": True}), ("adamw", {"amsgrad": Tru
 )  # fmt: skip
 def test_twins(name, options, scaling, dtype, more, device):
     """Kernels against the reference, with every other option of a step."""
-    named = parameters([(6, 35), (5,), (2, 3), (0, 3)], dtype, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 35), (5,), (2, 3), (0, 3)], dtype, device)
     options = {**OPTIONS[name], **options, **more, "scaling": scaling}
     ours, other = (ALL[name](t, **options, backend=b) for t, b in ((named, "triton"), (expected, "torch")))
     for step in range(3):

@@ -4,7 +4,8 @@ import signal
 
 import pytest
 import torch
-from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, train, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, compare, gradients, identical, snapshot, train
 from tolerances import same
 from torch import nn
 
@@ -36,8 +37,7 @@ def interrupt(*arguments, **more):
 
 def pair(name, backend, row, taken, device):
     """An optimizer to interrupt and its twin to leave alone, both after `taken` steps."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     options = {**OPTIONS[name], **ROWS[name][row], "layers": {"p0[0:1]": 0.5}, "backend": backend}
     pairs = OURS[name](named, **options), OURS[name](expected, **options), named, expected
     train(pairs[:2], pairs[2:], taken)

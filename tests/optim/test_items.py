@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from steps import OPTIONS, OURS, compare, parameters, train, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, compare, train
 from tables import change_sizes
 from tolerances import close
 
@@ -103,8 +104,7 @@ def test_a_single_row_waits():
 def test_many_tiles_and_rows_for_the_slots(device, monkeypatch):
     """Partials, and step counts, that are read in more than one go."""
     change_sizes(monkeypatch, queue_slots=2)
-    named = parameters([(2, 4099), (3,), (2, 2), (1,), (2, 1)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(2, 4099), (3,), (2, 2), (1,), (2, 1)], torch.float32, device)
     options = {**OPTIONS["adamw"], "scaling": ELR(0.1), "nonfinite": "skip"}
     ours = OURS["adamw"](named, **options, layers={"p2[0:1]": 0.5}, backend="triton")
     other = OURS["adamw"](expected, **options, layers={"p2[0:1]": 0.5}, backend="torch")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from cases import every_backend, name_of
 from graphs import HAS_GPU, capture, static_gradients
+from pairs import compare_weights, twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, SHAPES, TORCH, compare, gradients, identical, parameters, saved, train, twin
 from tolerances import close, same
@@ -50,8 +51,7 @@ def groups_of(name, named, options):
 @every_rule
 def test_layers_are_param_groups(name, backend, more, device):
     """Against torch; bit for bit with the reference. In one launch."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     options = {**OPTIONS[name], **(MORE[name] if more else {})}
     ours = ALL[name](named, **options, layers=layers_of(name, named), backend=backend)
     theirs = PLAIN[name](groups_of(name, expected, options), **options, foreach=False)
@@ -123,8 +123,7 @@ def test_slices_have_options(name, backend, device):
 @every_rule
 def test_schedulers_reach_every_layer(name, backend, device):
     """lr and weight_decay of the group may change in every step, and layers follow."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours = ALL[name](named, **OPTIONS[name], layers=layers_of(name, named), backend=backend)
     theirs = PLAIN[name](groups_of(name, expected, OPTIONS[name]), **OPTIONS[name], foreach=False)
     for step in range(6):
@@ -133,16 +132,14 @@ def test_schedulers_reach_every_layer(name, backend, device):
         for group, own in zip(theirs.param_groups, groups_of(name, expected, options), strict=True):
             group.update({**options, **{key: own[key] for key in options if key in own}})
         train((ours, theirs), (named, expected), 1)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), steps=8)
+    compare_weights(close, named, expected, 8)
 
 
 @every_backend
 @every_rule
 def test_numbers_on_the_device(name, backend, device):
     """Tensors for the rate and the decay, which the device multiplies, and step counts there."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours = ALL[name](named, **OPTIONS[name], layers=layers_of(name, named), capturable=True, backend=backend)
     lr, decay = (torch.tensor(OPTIONS[name][key], device=device) for key in ("lr", "weight_decay"))
     ours.param_groups[0].update(lr=lr, weight_decay=decay)
@@ -151,8 +148,7 @@ def test_numbers_on_the_device(name, backend, device):
         lr.fill_(0.1 / (step + 1)), decay.fill_(0.1 * step)
         theirs.param_groups[0].update(lr=lr.item(), weight_decay=decay.item())
         train((ours, theirs), (named, expected), 1)
-        for (_, p), (_, q) in zip(named, expected, strict=True):
-            close(p.detach(), q.detach(), steps=4 * (step + 1))
+        compare_weights(close, named, expected, 4 * (step + 1))
     assert ours.layers()["p2"]["weight_decay"] == pytest.approx(0.3 * OWN[name][2]["weight_decay"])
 
 

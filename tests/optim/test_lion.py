@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 from cases import KINDS, SCALINGS, every_backend, name_of
-from steps import identical, parameters, saved, snapshot, twin, uniform
+from pairs import twin_parameters
+from steps import identical, parameters, saved, snapshot, uniform
 from tolerances import close, same
 from torch import nn
 
@@ -129,8 +130,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "
 @every_option
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_backends_agree(options, dtype, device):
-    named = parameters(SHAPES, dtype, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, dtype, device)
     ours = [Lion(pairs, **NUMBERS, **options, backend=b) for pairs, b in ((named, "triton"), (other, "torch"))]
     for step in range(5):
         for (_, p), grad in zip(other, gradients(named, without=[step % 5] if step == 3 else []), strict=True):

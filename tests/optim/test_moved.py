@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from steps import OPTIONS, OURS, TORCH, compare, parameters, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, TORCH, compare, parameters
 from tolerances import close
 
 from fused_lwlr import ELR
@@ -36,8 +37,7 @@ def kept(*twins):
 
 def follow(name, device, move):
     """Two steps, a move on both twins, and a third step, compared with torch. Only the kernels use addresses."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend="triton")
     other = TORCH[name]([p for _, p in expected], foreach=False, **OPTIONS[name])
     for step in range(3):

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from cases import ALL, every_backend, every_case, every_name, nan_arithmetic, overflow
+from pairs import compare_weights, twin_parameters
 from skipping import every_row, pair_of, spoil, state_of
-from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, train, twin, uniform
+from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, train, uniform
 from tolerances import close
 
 from fused_lwlr import ELR, LAMB, LARC, LARS
@@ -58,8 +59,7 @@ def test_skipped_steps_leave_no_trace_with_scalings(name, scaling, limit, backen
         else:
             ours.step()
             other.step()
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), 3)
+    compare_weights(close, named, expected, 3)
 
 
 @nan_arithmetic
@@ -134,8 +134,7 @@ def test_large_gradients_are_finite(name, nonfinite, backend, device):
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 def test_nothing_to_skip(name, row, nonfinite, backend, device):
     """Counting on the device changes no result: the same as torch.optim."""
-    named = parameters([(3, 5), (2,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (2,)], torch.float32, device)
     ours = OURS[name](named, **{**OPTIONS[name], **row}, nonfinite=nonfinite, backend=backend)
     torchs = TORCH[name](expected, **{**OPTIONS[name], **row}, foreach=False)
     steps = 10 if backend == "torch" else 3
@@ -172,8 +171,7 @@ def test_gradients_arrive_late(name, row, backend, device):
         else:
             other.step()
         ours.step()
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), 3)
+    compare_weights(close, named, expected, 3)
     assert [ours.state[p]["step"].item() for _, p in named] == [2, 2]
 
 
@@ -201,8 +199,7 @@ def test_closure_is_called_and_its_step_skipped(name, backend, device):
 @nan_arithmetic
 @every_case
 def test_propagate_equals_torch(name, backend, device):
-    named = parameters([(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], nonfinite="propagate", backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     gradients(named, expected)

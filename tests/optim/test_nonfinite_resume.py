@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend, every_name, nan_arithmetic
+from pairs import twin_parameters
 from skipping import every_row, pair_of, spoil
-from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, saved, train, twin
+from steps import OPTIONS, OURS, TORCH, compare, gradients, saved, train, twin
 from tolerances import close, same
 
 
@@ -15,8 +16,7 @@ from tolerances import close, same
 @every_row
 def test_state_of_torch_and_back(name, row, backend, device):
     """A buffer without a step count, as torch's SGD stores it, holds one gradient already."""
-    named = parameters([(3, 5), (2,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (2,)], torch.float32, device)
     options = {**OPTIONS[name], **row}
     torchs = TORCH[name](expected, **options, foreach=False)
     plain = twin(named)
@@ -71,8 +71,7 @@ def test_copies_carry_the_gate(name, device):
 @every_backend
 def test_corrections_after_many_steps(taken, betas, backend, device):
     """1 − βᵗ on the device, up to the largest count that float32 holds."""
-    named = parameters([(5,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(5,)], torch.float32, device)
     options = {"lr": 0.05, "betas": betas}
     ours = OURS["adamw"](named, **options, nonfinite="skip", backend=backend)
     torchs = TORCH["adamw"](expected, **options, foreach=False)
@@ -109,8 +108,7 @@ def test_first_steps_that_were_skipped_are_still_to_come(backend, device):
 @every_backend
 def test_momentum_that_begins_later(backend, device):
     """Steps without momentum do not count for it: dampening does not act on its first step."""
-    named = parameters([(6, 5)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5)], torch.float32, device)
     options = {"lr": 0.1, "dampening": 0.5}
     ours = OURS["sgd"](named, **options, nonfinite="skip", backend=backend)
     torchs = TORCH["sgd"](expected, **options, foreach=False)

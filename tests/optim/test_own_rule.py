@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from cases import every_backend
+from pairs import twin_parameters
 from steps import gradients, identical, parameters, saved, snapshot, train, twin
 from tolerances import close, same
 
@@ -127,8 +128,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 @every_option
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_backends_agree(options, dtype, device):
-    named = parameters([(6, 5), (), (1030,), (0,)], dtype, device)
-    other = twin(named)
+    named, other = twin_parameters([(6, 5), (), (1030,), (0,)], dtype, device)
     # with state in half precision, backends may round a tie either way
     options = {**options, "state_dtype": torch.float32}
     ours = [Signum(n, 0.02, 0.9, 0.3, backend=b, **options) for n, b in ((named, "triton"), (other, "torch"))]

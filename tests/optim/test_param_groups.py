@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend
+from pairs import twin_parameters
 from steps import ALL, TORCH, compare, gradients, parameters, train, twin
 from tolerances import close, same
 
@@ -36,8 +37,7 @@ def scaled(groups, lr):
 @pytest.mark.parametrize("which", GROUPS)
 @pytest.mark.parametrize("name", ALL)
 def test_same_bits_as_with_groups(name, which, dtype, device):
-    named = parameters([(6, 5), (9,)] * len(GROUPS[which]), dtype, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5), (9,)] * len(GROUPS[which]), dtype, device)
     group = layers_from_param_groups(grouped(named, GROUPS[which]))
     ours = ALL[name]([group], lr=0.02, backend="torch")
     others = [ALL[name](scaled(grouped(expected, GROUPS[which]), 0.02), lr=0.02, backend="torch")]
@@ -54,8 +54,7 @@ def test_same_bits_as_with_groups(name, which, dtype, device):
 @pytest.mark.parametrize("which", GROUPS)
 @pytest.mark.parametrize("name", ALL)
 def test_kernels_round_the_product_of_rate_and_multiplier(name, which, device):
-    named = parameters([(6, 5), (9,)] * len(GROUPS[which]), torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5), (9,)] * len(GROUPS[which]), torch.float32, device)
     ours = ALL[name]([layers_from_param_groups(grouped(named, GROUPS[which]))], lr=0.02, backend="triton")
     other = ALL[name](scaled(grouped(expected, GROUPS[which]), 0.02), lr=0.02, backend="triton")
     train((ours, other), (named, expected), 4)
@@ -64,8 +63,7 @@ def test_kernels_round_the_product_of_rate_and_multiplier(name, which, device):
 
 @every_backend
 def test_betas_and_eps(backend, device):
-    named = parameters([(6, 5), (9,)] * 2, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(6, 5), (9,)] * 2, torch.float32, device)
     ours = ALL["adamw"]([layers_from_param_groups(grouped(named, MOMENTS))], lr=0.02, backend=backend)
     other = ALL["adamw"](grouped(expected, MOMENTS), lr=0.02, backend=backend)
     train((ours, other), (named, expected), 4)

@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, twin
 from tolerances import close, same
 
@@ -48,8 +49,7 @@ def turn(optimizers, twins, members):
 
 
 def pair(name, backend, device):
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     return (ours, torchs), (named, expected)
@@ -74,8 +74,7 @@ def test_heads_take_turns(name, backend, made, device):
 def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):
     """Norms carried from step to step are the norms of the current weights, also after edits."""
     more = OWN[name] if more is None else more
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours, other = (
         OURS[name](pairs, **OPTIONS[name], backend=of, **more) for pairs, of in ((named, backend), (expected, "torch"))
     )
@@ -96,8 +95,7 @@ def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):
 @pytest.mark.parametrize("more", [{}, {"nonfinite": "skip", "ema": 0.9}], ids=lambda more: "-".join(more))
 @every_backend
 def test_weights_are_rescaled_with_and_without_a_gradient(backend, more, made, device):
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours, other = (
         OURS["sgd"](
             pairs, **OPTIONS["sgd"], **more, backend=of,
@@ -224,8 +222,7 @@ def test_replaced_state_is_freed(name, backend, members, device):
 
 @every_backend
 def test_one_plan_for_every_set(backend, made, device):
-    named = parameters([(2,)] * 5, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(2,)] * 5, torch.float32, device)
     ours, torchs = OURS["adamw"](named, backend=backend), TORCH["adamw"](expected, foreach=False)
     turn((ours, torchs), (named, expected), range(5))
     for members in range(32):
@@ -251,8 +248,7 @@ def test_a_state_without_a_value_needs_no_new_plan(backend, made, device):
 def test_same_bits_by_a_plan_that_was_kept(name, noisy, dtype, device):
     """Includes sums over layers and noise."""
     more = NOISY if noisy else OWN[name]
-    named = parameters(SHAPES, dtype, device)
-    others = twin(named)
+    named, others = twin_parameters(SHAPES, dtype, device)
     kept, anew = (OURS[name](pairs, **OPTIONS[name], **more, backend="triton") for pairs in (named, others))
     for step in range(8):
         anew._plans = None

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
-from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train
 from tolerances import close
 
 SHAPES = [(5,), (3, 4), (1030,), ()]
@@ -13,8 +14,7 @@ SHAPES = [(5,), (3, 4), (1030,), ()]
 
 def pair(name, device, backend="torch", **options):
     """Our optimizer and torch's, and their parameters."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     options = {**OPTIONS[name], **options}
     torchs = TORCH[name](expected, **options, foreach=False)
     return OURS[name](named, **options, backend=backend), torchs, named, expected

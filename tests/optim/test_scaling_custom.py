@@ -7,8 +7,9 @@ import pytest
 import torch
 from cases import every_backend, every_case, every_name
 from own_scalings import Aligned, AtLeast, Six
+from pairs import twin_parameters
 from papers import Paper
-from steps import OURS, gradients, identical, parameters, snapshot, train, twin
+from steps import OURS, gradients, identical, parameters, snapshot, train
 from tolerances import close
 
 from fused_lwlr import ELR, LAMB, LARS, kernels
@@ -180,8 +181,7 @@ def test_any_statistic_and_any_number_by_name(which, clip, name, backend, device
 
 
 def test_both_backends_agree_on_the_dot_of_exact_weights(device):
-    named = parameters([(3, 7), (41, 200)], torch.bfloat16, device)
-    other = twin(named)
+    named, other = twin_parameters([(3, 7), (41, 200)], torch.bfloat16, device)
     options = {
         "weight_decay": 0.2,
         "scaling": Aligned(),

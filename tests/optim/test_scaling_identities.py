@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 from cases import VARIANTS, every_backend, over
-from steps import OPTIONS, OURS, compare, gradients, parameters, train, twin
+from pairs import twin_parameters
+from steps import OPTIONS, OURS, compare, gradients, train
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, Hyperball, NormalizedGradient, NormalizedGradientAdaptive
@@ -33,8 +34,7 @@ UNDECAYED = {"lr": 0.05, "momentum": 0.9}
     ],
 )  # fmt: skip
 def test_one_is_the_other(name, options, one, other, check, backend, device):
-    named = parameters([(33, 30), (5,), ()] if backend == "torch" else [(3, 7)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(33, 30), (5,), ()] if backend == "torch" else [(3, 7)], torch.float32, device)
     ours = OURS[name](named, **options, scaling=one, backend=backend)
     others = OURS[name](expected, **options, scaling=other, backend=backend)
     train((ours, others), (named, expected), 5 if backend == "torch" else 2)
@@ -52,8 +52,7 @@ def test_one_is_the_other(name, options, one, other, check, backend, device):
     ],
 )
 def test_one_at_another_rate(name, one, lr, other, backend, device):
-    named = parameters([(33, 30)] if backend == "torch" else [(3, 7)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(33, 30)] if backend == "torch" else [(3, 7)], torch.float32, device)
     # SGD's decay is in the gradient, which the rate multiplies too
     decay = {"weight_decay": 0.0 if name == "sgd" else 0.1}
     ours = OURS[name](named, lr=0.05, **decay, scaling=one, backend=backend)
@@ -66,8 +65,7 @@ def test_one_at_another_rate(name, one, lr, other, backend, device):
 @over([NormalizedGradient(), NormalizedGradientAdaptive(), LARS(eps=0.0), ELR(0.1, eps=0.0)])
 def test_length_of_the_gradient_does_not_matter(scaling, backend, device):
     """Powers of two, which round exactly; decay is left out because LARS compares its size with the gradient."""
-    named = parameters([(33, 30)] if backend == "torch" else [(3, 7)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(33, 30)] if backend == "torch" else [(3, 7)], torch.float32, device)
     a, b = (OURS["sgd"](t, **UNDECAYED, scaling=scaling, backend=backend) for t in (named, expected))
     for power in (10, -20):
         gradients(named, expected)

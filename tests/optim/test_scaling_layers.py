@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import ALL, FORMULAS, VARIANTS, every_case, every_name
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, SHAPES, compare, gradients, parameters, train, twin
 from tolerances import close, same
 
@@ -18,8 +19,7 @@ from fused_lwlr import ELR, LAMB, LARS
 def test_multipliers_are_groups(name, scaling, backend, device):
     """η acts like a separate group with lr · η; 0 freezes a layer."""
     shapes = SHAPES if backend == "torch" else [(3, 7), (5,), ()]
-    named = parameters(shapes, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(shapes, torch.float32, device)
     etas = [0.5, 3.0, 0.0, 1.0, 0.1][: len(shapes)]
     multipliers = {key: eta for (key, _), eta in zip(named, etas, strict=True) if eta != 1}
     options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
@@ -79,8 +79,7 @@ def test_complex_is_pairs_of_reals(name, backend, dtype, device):
 @every_case
 def test_single_tensor(name, backend, device):
     for shape in ((1, 1), ()):
-        named = parameters([shape], torch.float32, device)
-        expected = twin(named)
+        named, expected = twin_parameters([shape], torch.float32, device)
         scaling = LAMB(**ALL)
         a, b = (
             OURS[name](t, **OPTIONS[name], scaling=scaling, backend=k)

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import every_case, name_of
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, through_pickle, train, twin
 from tolerances import same
 
@@ -57,8 +58,7 @@ def test_resuming_is_not_having_stopped(name, backend, more, scaling, device):
 @every_case
 def test_a_scaling_is_changed_in_mid_training(name, backend, device):
     """`scaling` is an attribute: the next step uses its current value."""
-    named = parameters([(3, 5), (4,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], scaling=LARS(), backend=backend)
     other = OURS[name](expected, **OPTIONS[name], scaling=LARS(), backend=backend)
     train((ours, other), (named, expected), 1)

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 from cases import ALL, every_backend
-from steps import OURS, gradients, parameters, twin
+from pairs import compare_weights, twin_parameters
+from steps import OURS, gradients
 from tolerances import close
 
 from fused_lwlr import LAMB, LARC, LARS
@@ -31,8 +32,7 @@ def against_timm(ours, theirs, named, expected, steps):
             q.grad = p.grad.clone()
         ours.step()
         theirs.step()
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), steps)
+    compare_weights(close, named, expected, steps)
 
 
 @every_backend
@@ -47,8 +47,7 @@ def against_timm(ours, theirs, named, expected, steps):
 def test_timm_lars(timm_optim, options, clipped, backend, device):
     """timm adapts every parameter it is given if `always_adapt`, and has eps where the paper's formula has none."""
     shapes = [(33, 130), (5,), (2, 3, 1500)] if backend == "torch" else [(3, 7), (5,)]
-    named = parameters(shapes, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(shapes, torch.float32, device)
     # 0.04 / 0.05: around 1, so that some ratios are clipped
     scaling = (LARC if clipped else LARS)(0.04, eps=1e-3, **ALL)
     ours = OURS["sgd"](named, lr=0.05, **options, scaling=scaling, backend=backend)
@@ -67,8 +66,7 @@ def test_timm_lars(timm_optim, options, clipped, backend, device):
 def test_timm_lamb(timm_optim, options, correct, clipped, backend, device):
     """As timm's with its own clipping of all gradients turned off; its decay is part of the direction, too."""
     shapes = [(33, 130), (5,), (2, 3, 1500)] if backend == "torch" else [(3, 7), (5,)]
-    named = parameters(shapes, torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters(shapes, torch.float32, device)
     scaling = LAMB(max_ratio=1.0 if clipped else math.inf, bias_correction=correct, **ALL)
     ours = OURS["adamw"](named, lr=0.01, **options, scaling=scaling, backend=backend)
     theirs = timm_optim.Lamb(
@@ -80,8 +78,7 @@ def test_timm_lamb(timm_optim, options, correct, clipped, backend, device):
 
 def test_timm_lamb_clips_all_gradients_first(timm_optim, device):
     """timm divides by the norm itself, and torch, whose rule ours is, by the norm and 1e-6."""
-    named = parameters([(33, 130), (5,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(33, 130), (5,)], torch.float32, device)
     ours = OURS["adamw"](named, lr=0.01, weight_decay=0.1, scaling=LAMB(**ALL), clip_global_norm=0.5, backend="torch")
     theirs = timm_optim.Lamb(
         [p for _, p in expected], lr=0.01, weight_decay=0.1, eps=1e-8, max_grad_norm=0.5, **singly(timm_optim.Lamb)

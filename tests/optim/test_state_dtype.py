@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend, every_case, every_name, nan_arithmetic
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, TORCH, compare, cost, gradients, identical, parameters, saved, train, twin
 from tolerances import EPS, close, same
 from torch import nn
@@ -139,8 +140,7 @@ def test_three_dtypes_with_state_of_one(name, backend, device):
 @every_name
 def test_wider_parameters_keep_their_own(name, state_dtype, dtype, device):
     """State of complex and double-precision parameters keeps the parameter's dtype, also when it is loaded."""
-    named = parameters([(6, 5), (7,)], dtype, device)
-    others = twin(named)
+    named, others = twin_parameters([(6, 5), (7,)], dtype, device)
     ours = ours_of(name, named, "torch", state_dtype=state_dtype)
     plain = ours_of(name, others, "torch")
     train((ours, plain), (named, others), 3)

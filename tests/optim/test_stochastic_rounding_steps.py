@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, compare, identical, parameters, saved, snapshot, through_pickle, train, twin
 from tolerances import same
 from torch import nn
@@ -158,8 +159,7 @@ def test_noise_of_parameters_in_several_launches(name, device):
 @every_case
 def test_state_alone(name, backend, device):
     """float32 parameters with state in half precision: only the state is rounded, to a neighbour."""
-    named = parameters(SHAPES, torch.float32, device)
-    others = twin(named)
+    named, others = twin_parameters(SHAPES, torch.float32, device)
     ours = ours_of(name, named, backend, state_dtype=torch.bfloat16)
     wide = ours_of(name, others, backend)
     train((ours, wide), (named, others), 1)

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend
+from pairs import twin_parameters
 from steps import ALL, compare, gradients, parameters, train, twin
 from tolerances import EPS, close, same
 
@@ -54,8 +55,7 @@ def test_each_step_is_between_the_bounds(name, ratio, ceiling, dtype, backend, d
 @every_backend
 @every_name
 def test_nothing_changes_between_the_bounds(name, backend, device):
-    named = parameters([(33, 30), (5,)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(33, 30), (5,)], torch.float32, device)
     options = {"lr": 0.05, "weight_decay": 0.1, "backend": backend}
     ours = ALL[name](named, **options, scaling=UpdateFloor(1e-6, ceiling=1e6))
     plain = ALL[name](expected, **options)

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from cases import ALL, SCALINGS, backend_and_scaling, every_name, name_of
+from pairs import twin_parameters
 from steps import OPTIONS, OURS, compare, gradients, parameters, twin
 from tolerances import close, same
 
@@ -79,8 +80,7 @@ def test_zeros_in_triton(name, scaling, device):
 @every_name
 def test_poison_stays_in_its_layer(name, backend, scaling, bad, device):
     """A bad element costs the elements that it costs in torch, and at most the rest of its layer."""
-    named = parameters([(3, 5), (2, 2)], torch.float32, device)
-    expected = twin(named)
+    named, expected = twin_parameters([(3, 5), (2, 2)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], scaling=scaling, backend=backend)
     other = OURS[name](expected, **OPTIONS[name], scaling=scaling, backend="torch")
     gradients(named, expected)
