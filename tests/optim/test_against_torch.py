@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import every_backend, every_case, every_name
 from lazy import imaginary, negated
-from pairs import twin_parameters
+from pairs import beside_torch, twin_parameters
 from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train, twin, uniform
 from tolerances import close, same
 
@@ -28,11 +28,6 @@ CASES = [
 ]
 
 
-def pair(name, options, named, expected, backend, **more):
-    ours = OURS[name](named, **options, **more, backend=backend)
-    return ours, TORCH[name](expected, **options, foreach=False)
-
-
 def check_of(backend):
     return same if backend == "torch" else partial(close, steps=STEPS)
 
@@ -43,8 +38,7 @@ def check_of(backend):
 )
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_option(name, options, backend, dtype, device):
-    named, expected = twin_parameters(SHAPES, dtype, device)
-    ours, torchs = pair(name, options, named, expected, backend)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device, backend, dtype, **options)
     # the interpreter takes its time
     steps = STEPS if backend == "torch" else 6
     train((ours, torchs), (named, expected), steps)
@@ -54,8 +48,9 @@ def test_every_option(name, options, backend, dtype, device):
 @every_backend
 @pytest.mark.parametrize(("name", "options"), CASES[::5])
 def test_complex(name, options, backend, device):
-    named, expected = twin_parameters([(6, 5), (), (70,), (0,)], torch.complex64, device)
-    ours, torchs = pair(name, options, named, expected, backend)
+    ours, torchs, named, expected = beside_torch(
+        name, [(6, 5), (), (70,), (0,)], device, backend, torch.complex64, **options
+    )
     train((ours, torchs), (named, expected), STEPS)
     # the same numbers, as pairs of reals or as complex arithmetic
     compare(partial(close, steps=STEPS), ours, torchs, named, expected)
@@ -63,8 +58,7 @@ def test_complex(name, options, backend, device):
 
 @every_case
 def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
-    named, expected = twin_parameters([(5,), (1,), ()], torch.complex64, device)
-    ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
+    ours, torchs, named, expected = beside_torch(name, [(5,), (1,), ()], device, backend, torch.complex64)
     for params in (named, expected):
         factors = [torch.arange(1.0, 1 + p.numel(), device=device).view(p.shape) * (1 + 2j) for _, p in params]
         sum((p.conj() * factor).real.sum() for (_, p), factor in zip(params, factors, strict=True)).backward()
@@ -87,8 +81,7 @@ NEGATED = {
 @every_case
 def test_lazily_negated_gradient(name, backend, where, device):
     """The gradients differ from the ones before only in the negative bit, not in dtype, shape or strides."""
-    named, expected = twin_parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
-    ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
+    ours, torchs, named, expected = beside_torch(name, [(5,), (2, 3), (1,), ()], device, backend)
     for turn in NEGATED[where] * 2:
         gradients(named, expected)
         for _, p in named:
@@ -144,7 +137,8 @@ def test_groups_of_different_options_share_a_launch(name, backend, device):
         "adamw": [{"amsgrad": True}, {"betas": (0.3, 0.4)}, {"maximize": True, "lr": 0.2}, {"weight_decay": 0.0}],
     }[name]
     groups = [[{"params": [p], **o} for p, o in zip(t, special, strict=True)] for t in (named, expected)]
-    ours, torchs = pair(name, OPTIONS[name], *groups, backend)
+    ours = OURS[name](groups[0], **OPTIONS[name], backend=backend)
+    torchs = TORCH[name](groups[1], **OPTIONS[name], foreach=False)
     triton.counters.clear()
     train((ours, torchs), (named, expected), STEPS)
     assert triton.counters["launches"] == (STEPS if backend == "triton" else 0)

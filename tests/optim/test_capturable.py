@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend, every_case
-from pairs import compare_weights, twin_parameters
+from pairs import beside_torch, compare_weights, twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, saved, snapshot, train, twin
 from tolerances import close, same
 
-SHAPES = [(6, 5), (), (0,)]
+SHAPES, CAPTURABLE = [(6, 5), (), (0,)], {"capturable": True}
 ROWS = [
     ("sgd", {"nesterov": True, "maximize": True}), ("sgd", {"dampening": 0.3}), ("sgd", {"momentum": 0.0}),
     ("adamw", {"amsgrad": True, "maximize": True}), ("adamw", {"betas": (0.5, 0.99), "eps": 1e-3}),
@@ -29,8 +29,7 @@ def torchs_of(name, named, **more):
 @every_backend
 def test_as_not_capturable(name, options, backend, device):
     """torch's single-tensor optimizer, which counts on the host; one gradient comes late."""
-    named, expected = twin_parameters(SHAPES, torch.float32, device)
-    ours, torchs = ours_of(name, named, backend, **options), torchs_of(name, expected, **options)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device, backend, own=CAPTURABLE, **options)
     for step in range(20):
         gradients(named, expected)
         if step < 2:
@@ -70,8 +69,7 @@ def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
 @every_case
 def test_state_dicts_go_to_torch_and_back(name, backend, capturable, device):
     """torch's capturable AdamW asks for a GPU; its dict, which says so, does not."""
-    named, expected = twin_parameters(SHAPES, torch.float32, device)
-    ours, torchs = ours_of(name, named, backend), torchs_of(name, expected)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device, backend, own=CAPTURABLE)
     train((ours,), (named,), 3)
     state = saved(ours.state_dict())
     for group in state["param_groups"]:
@@ -135,9 +133,7 @@ def test_groups_that_differ(name, backend, device):
 @every_case
 def test_switched_on_and_off(name, backend, device):
     """In the middle of training: counts move to the device and back."""
-    named, expected = twin_parameters([(6, 5), (130,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], backend=backend)
-    torchs = torchs_of(name, expected)
+    ours, torchs, named, expected = beside_torch(name, [(6, 5), (130,)], device, backend)
     for step, capturable in enumerate([False, True, True, False, False, True]):
         ours.param_groups[0]["capturable"] = capturable
         train((ours, torchs), (named, expected), 1)

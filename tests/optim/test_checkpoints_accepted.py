@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import every_case, every_name
-from pairs import compare_weights, twin_parameters
+from pairs import beside_torch, compare_weights
 from steps import OPTIONS, OURS, TORCH, compare, parameters, singly, train, twin
 from tolerances import close, same
 
@@ -70,9 +70,7 @@ def test_lion_without_maximize(device):
 @every_name
 def test_state_without_values(name, device):
     """Empty entries, and the None that SGD without momentum once stored, mean that no step was made."""
-    named, expected = twin_parameters(SHAPES, torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], backend="torch")
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device)
     empty = {"sgd": {"momentum_buffer": None}, "adamw": {}}[name]
     checkpoint = {**torchs.state_dict(), "state": {0: {}, 1: empty}}
     for optimizer in (ours, torchs):
@@ -84,9 +82,7 @@ def test_state_without_values(name, device):
 @pytest.mark.parametrize("step", [3, 3.0, torch.tensor(3), torch.tensor([3.0]), torch.tensor(3.0, dtype=torch.float64)])
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
 def test_counts_in_other_forms(nonfinite, step, device):
-    named, expected = twin_parameters(SHAPES, torch.float32, device)
-    ours = OURS["adamw"](named, **OPTIONS["adamw"], nonfinite=nonfinite, backend="torch")
-    torchs = TORCH["adamw"](expected, **OPTIONS["adamw"], foreach=False)
+    ours, torchs, named, expected = beside_torch("adamw", SHAPES, device, own={"nonfinite": nonfinite})
     train((ours, torchs), (named, expected), 3)
     checkpoint = deepcopy(ours.state_dict())
     for state in checkpoint["state"].values():

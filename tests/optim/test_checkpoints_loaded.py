@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_case, every_name
-from pairs import twin_parameters
+from pairs import beside_torch
 from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, singly, train, twin, uniform
 from tolerances import close, same
 
@@ -24,10 +24,7 @@ every_flag = pytest.mark.parametrize("flags", FLAGS, ids=str)
 
 def pair(name, device, dtype=torch.float32, shapes=SHAPES, backend="torch", **options):
     """Ours and torch's on twins, both of plain PyTorch unless the backend says otherwise."""
-    named, expected = twin_parameters(shapes, dtype, device)
-    options = {**OPTIONS[name], **options}
-    ours = OURS[name](named, **options, backend=backend)
-    return ours, TORCH[name](expected, **options, foreach=False), named, expected
+    return beside_torch(name, shapes, device, backend, dtype, **options)
 
 
 def with_flags(checkpoint, foreach=None, fused=None):
@@ -164,9 +161,7 @@ def test_dtypes(name, nonfinite, dtype, saved, device):
     """Columns are rounded once to the dtype of the parameter, as torch rounds them; step counts are float32."""
     source, _, sources, _ = pair(name, device, saved)
     train((source,), (sources,), 2)
-    named, expected = twin_parameters(SHAPES, dtype, device)
-    ours = OURS[name](named, **OPTIONS[name], nonfinite=nonfinite, backend="torch")
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device, dtype=dtype, own={"nonfinite": nonfinite})
     for optimizer in (ours, torchs):
         optimizer.load_state_dict(source.state_dict())
     for (_, p), (_, q), (_, s) in zip(named, expected, sources, strict=True):

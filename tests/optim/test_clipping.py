@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import ALL, CASES, every_case, nan_arithmetic, overflow
-from pairs import twin_parameters
+from pairs import beside_torch, twin_parameters
 from papers import Paper
 from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train, uniform
 from tolerances import close, same
@@ -44,50 +44,36 @@ def test_as_clip_grad_norm(name, backend, relative, device):
     compare(partial(close, steps=4), ours, torchs, named, expected)
 
 
-@every_case
-def test_zero_gradients(name, backend, device):
-    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
-    for zero in (True, False):
-        gradients(named, expected)
-        for _, p in (*named, *expected):
-            p.grad.mul_(not zero)
-        ours.step()
-        clipped_by_torch(torchs, expected, 0.5)
-    compare(partial(close, steps=2), ours, torchs, named, expected)
+def spoiled_by(bad, named):
+    named[0][1].grad[1, 2] = bad
+
+
+def times(factor, named):
+    for _, p in named:
+        p.grad.mul_(factor)
+
+
+ODD = {"zeros": partial(times, 0.0), **{str(bad): partial(spoiled_by, bad) for bad in (math.inf, -math.inf, math.nan)}}
+# finite gradients whose squares overflow: torch's norm is infinite too
+ODD["overflow"] = partial(times, 1e25)
 
 
 @nan_arithmetic
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@every_case
-def test_bad_gradients_propagate_as_in_torch(name, backend, bad, device):
-    """One infinite gradient makes the others zero and itself NaN; one NaN makes all gradients NaN."""
-    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
-    gradients(named, expected)
-    for pairs in (named, expected):
-        pairs[0][1].grad[1, 2] = bad
-    ours.step()
-    clipped_by_torch(torchs, expected, 0.5)
-    compare(close, ours, torchs, named, expected)
-    assert named[1][1].isfinite().all() == (not math.isnan(bad))
-
-
 @overflow
+@pytest.mark.parametrize("change", ODD)
 @every_case
-def test_squares_overflow(name, backend, device):
-    """Finite gradients whose squares overflow: torch's norm is infinite too."""
-    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
-    gradients(named, expected)
-    for pairs in (named, expected):
-        pairs[0][1].grad.mul_(1e25)
-    ours.step()
-    clipped_by_torch(torchs, expected, 0.5)
-    compare(close, ours, torchs, named, expected)
+def test_odd_gradients_as_in_torch(name, backend, change, device):
+    """One infinite gradient makes the others zero and itself NaN; one NaN makes all gradients NaN."""
+    own = {"clip_global_norm": 0.5}
+    ours, torchs, named, expected = beside_torch(name, [(3, 5), (4,)], device, backend, own=own)
+    for step in range(2 if change == "zeros" else 1):
+        gradients(named, expected)
+        if step == 0:
+            ODD[change](named), ODD[change](expected)
+        ours.step()
+        clipped_by_torch(torchs, expected, 0.5)
+        compare(partial(close, steps=step + 1), ours, torchs, named, expected)
+    assert named[1][1].isfinite().all() == (change != "nan")
 
 
 @pytest.mark.parametrize(("name", "backend"), [case for case in CASES if case != ("sgd", "triton")])
@@ -160,20 +146,13 @@ def test_scalings_see_clipped_gradients(name, backend, scaling, device):
     torch.testing.assert_close(mine.grad_norm * clip, theirs.grad_norm, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("limit", "other"), [(1e6, None), (1, 1.0)], ids=["never reached", "an int"])
 @every_case
-def test_a_limit_that_is_never_reached(name, backend, device):
+def test_limits_that_are_equal(name, backend, limit, other, device):
     named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], clip_global_norm=1e6, backend=backend)
-    plain = OURS[name](expected, **OPTIONS[name], backend=backend)
-    train((ours, plain), (named, expected), 3)
-    compare(same, ours, plain, named, expected)
-
-
-@every_case
-def test_a_limit_may_be_an_int(name, backend, device):
-    named, expected = twin_parameters([(3, 5)], torch.float32, device)
     pair = [
-        OURS[name](t, **OPTIONS[name], clip_global_norm=c, backend=backend) for t, c in ((named, 1), (expected, 1.0))
+        OURS[name](twins, **OPTIONS[name], clip_global_norm=each, backend=backend)
+        for twins, each in ((named, limit), (expected, other))
     ]
-    train(pair, (named, expected), 2)
+    train(pair, (named, expected), 3)
     compare(same, *pair, named, expected)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from cases import ALL, every_backend, every_case, every_name, nan_arithmetic, overflow
-from pairs import compare_weights, twin_parameters
+from pairs import beside_torch, compare_weights
 from skipping import every_row, pair_of, spoil, state_of
-from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, train, uniform
+from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, train, uniform
 from tolerances import close
 
 from fused_lwlr import ELR, LAMB, LARC, LARS
@@ -134,9 +134,8 @@ def test_large_gradients_are_finite(name, nonfinite, backend, device):
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 def test_nothing_to_skip(name, row, nonfinite, backend, device):
     """Counting on the device changes no result: the same as torch.optim."""
-    named, expected = twin_parameters([(3, 5), (2,)], torch.float32, device)
-    ours = OURS[name](named, **{**OPTIONS[name], **row}, nonfinite=nonfinite, backend=backend)
-    torchs = TORCH[name](expected, **{**OPTIONS[name], **row}, foreach=False)
+    own = {"nonfinite": nonfinite}
+    ours, torchs, named, expected = beside_torch(name, [(3, 5), (2,)], device, backend, own=own, **row)
     steps = 10 if backend == "torch" else 3
     train((ours, torchs), (named, expected), steps)
     for (_, p), (_, q) in zip(named, expected, strict=True):
@@ -199,9 +198,7 @@ def test_closure_is_called_and_its_step_skipped(name, backend, device):
 @nan_arithmetic
 @every_case
 def test_propagate_equals_torch(name, backend, device):
-    named, expected = twin_parameters([(3, 5), (4,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], nonfinite="propagate", backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    ours, torchs, named, expected = beside_torch(name, [(3, 5), (4,)], device, backend, own={"nonfinite": "propagate"})
     gradients(named, expected)
     for pairs in (named, expected):
         spoil(pairs, math.nan)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend, every_name, nan_arithmetic
-from pairs import twin_parameters
+from pairs import beside_torch, twin_parameters
 from skipping import every_row, pair_of, spoil
 from steps import OPTIONS, OURS, TORCH, compare, gradients, saved, train, twin
 from tolerances import close, same
@@ -71,10 +71,8 @@ def test_copies_carry_the_gate(name, device):
 @every_backend
 def test_corrections_after_many_steps(taken, betas, backend, device):
     """1 − βᵗ on the device, up to the largest count that float32 holds."""
-    named, expected = twin_parameters([(5,)], torch.float32, device)
-    options = {"lr": 0.05, "betas": betas}
-    ours = OURS["adamw"](named, **options, nonfinite="skip", backend=backend)
-    torchs = TORCH["adamw"](expected, **options, foreach=False)
+    own = {"nonfinite": "skip"}
+    ours, torchs, named, expected = beside_torch("adamw", [(5,)], device, backend, own=own, lr=0.05, betas=betas)
     train((ours, torchs), (named, expected), 1)
     for optimizer in (ours, torchs):
         for state in optimizer.state.values():
@@ -108,10 +106,8 @@ def test_first_steps_that_were_skipped_are_still_to_come(backend, device):
 @every_backend
 def test_momentum_that_begins_later(backend, device):
     """Steps without momentum do not count for it: dampening does not act on its first step."""
-    named, expected = twin_parameters([(6, 5)], torch.float32, device)
-    options = {"lr": 0.1, "dampening": 0.5}
-    ours = OURS["sgd"](named, **options, nonfinite="skip", backend=backend)
-    torchs = TORCH["sgd"](expected, **options, foreach=False)
+    own = {"nonfinite": "skip"}
+    ours, torchs, named, expected = beside_torch("sgd", [(6, 5)], device, backend, own=own, lr=0.1, dampening=0.5)
     for momentum in (0.0, 0.0, 0.9, 0.9):
         for optimizer in (ours, torchs):
             optimizer.param_groups[0]["momentum"] = momentum

@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
-from pairs import twin_parameters
+from pairs import beside_torch, twin_parameters
 from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, twin
 from tolerances import close, same
 
@@ -49,9 +49,7 @@ def turn(optimizers, twins, members):
 
 
 def pair(name, backend, device):
-    named, expected = twin_parameters(SHAPES, torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device, backend)
     return (ours, torchs), (named, expected)
 
 

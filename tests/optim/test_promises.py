@@ -5,19 +5,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
-from pairs import twin_parameters
-from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train
+from pairs import beside_torch
+from steps import OPTIONS, OURS, compare, gradients, parameters, train
 from tolerances import close
 
 SHAPES = [(5,), (3, 4), (1030,), ()]
-
-
-def pair(name, device, backend="torch", **options):
-    """Our optimizer and torch's, and their parameters."""
-    named, expected = twin_parameters(SHAPES, torch.float32, device)
-    options = {**OPTIONS[name], **options}
-    torchs = TORCH[name](expected, **options, foreach=False)
-    return OURS[name](named, **options, backend=backend), torchs, named, expected
 
 
 def step(ours, torchs, named, expected):
@@ -27,7 +19,7 @@ def step(ours, torchs, named, expected):
 
 @every_case
 def test_options_change(name, backend, device):
-    twins = ours, torchs, _, _ = pair(name, device, backend)
+    twins = ours, torchs, _, _ = beside_torch(name, SHAPES, device, backend)
     for options in (
         {"momentum": 0.0, "lr": 0.02}, {"momentum": 0.9}, {"nesterov": True, "betas": (0.3, 0.4)},
         {"weight_decay": 0.0, "maximize": True}, {"weight_decay": 0.3, "maximize": False},
@@ -41,7 +33,7 @@ def test_options_change(name, backend, device):
 
 @every_backend
 def test_momentum_begins_in_mid_training(backend, device):
-    twins = pair("sgd", device, backend, momentum=0.0)
+    twins = beside_torch("sgd", SHAPES, device, backend, momentum=0.0)
     step(*twins)
     assert not twins[0].state
     for optimizer in twins[:2]:
@@ -53,7 +45,7 @@ def test_momentum_begins_in_mid_training(backend, device):
 @every_backend
 def test_amsgrad_begins_in_mid_training(backend, device):
     """torch fails here (KeyError); the maximum starts from zero, and the other state is kept."""
-    ours, torchs, named, expected = pair("adamw", device, backend, amsgrad=True)
+    ours, torchs, named, expected = beside_torch("adamw", SHAPES, device, backend, amsgrad=True)
     ours.param_groups[0]["amsgrad"] = False
     train((ours, torchs), (named, expected), 1)
     ours.param_groups[0]["amsgrad"] = True
@@ -85,7 +77,7 @@ def test_multipliers_are_edited(name, backend, device):
 
 @every_name
 def test_model_becomes_double(name, device):
-    ours, torchs, named, expected = pair(name, device)
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device)
     train((ours,), (named,), 2)
     for _, p in named:
         p.data, p.grad = p.data.double(), p.grad.double()
