@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cases import backend_and_scaling, every_name
+from cases import BACKENDS, backend_and_scaling, every_name
 from steps import OPTIONS, OURS, TORCH, identical, singly
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
@@ -32,17 +32,19 @@ MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
 ROWS = [
     ("sgd", {"layers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
     ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"layers": MULTIPLIERS}),
+    ("adamw", {"ema": 0.9}),
     ("adamw", {"amsgrad": True, "scaling": LAMB()}), ("adamw", {"nonfinite": "skip", "scaling": LARC()}),
     # with slices, an optimizer that was made without them has fewer radii than the files
     ("adamw", {"layers": {"0.weight": 0.5, "2.bias": 0.0}, "scaling": Hyperball()}),
 ]  # fmt: skip
+HALF = [(name, {"ema": 0.9, "master_weights": True}) for name in OURS]
 every_shape = pytest.mark.parametrize("flat", [False, True])
 
 
-def network(device):
+def network(device, dtype=torch.float32):
     """A network with a zero weight, whose norm divides by zero in unused values, and a frozen parameter."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3), nn.Linear(3, 3)).to(device)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3), nn.Linear(3, 3)).to(device, dtype)
     nn.init.zeros_(model[3].weight)
     model[1].bias.requires_grad_(False)
     return model
@@ -52,7 +54,7 @@ def train(model, optimizer, steps, device):
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         optimizer.zero_grad()
-        model(torch.rand(8, 4, generator=generator).to(device)).square().mean().backward()
+        model(torch.rand(8, 4, generator=generator).to(model[0].weight)).square().mean().backward()
         model[3].weight.grad += 0.1
         optimizer.step()
 
@@ -74,16 +76,20 @@ def restore(model, optimizer, flat, folder, planner=None):
 
 @pytest.mark.parametrize(
     ("name", "options", "backend", "flat"),
-    [(*row, "torch", flat) for row in ROWS for flat in (False, True)] + [(*ROWS[i], "triton", i > 0) for i in (0, 5)],
+    [(*row, "torch", flat) for row in ROWS for flat in (False, True)]
+    + [(*ROWS[i], "triton", i > 0) for i in (0, 6)]
+    + [(*row, backend, False) for row in HALF for backend in BACKENDS],
 )
 def test_resuming_is_not_having_stopped(name, options, backend, flat, device, tmp_path):
+    dtype = torch.bfloat16 if "master_weights" in options else torch.float32
     options = {**OPTIONS[name], **options, "backend": backend}
-    model, again = network(device), network(device)
+    model, again = network(device, dtype), network(device, dtype)
     optimizer = OURS[name](model.named_parameters(), **options)
     train(model, optimizer, range(2), device)
     dcp.save(gathered(model, optimizer, flat), checkpoint_id=tmp_path, no_dist=True)
     other = OURS[name](again.named_parameters(), **{**options, "lr": 0.7, "layers": None})
     restore(again, other, flat, tmp_path)
+    assert not any(torch.equal(own["master_weight"], p) for p, own in other.state.items() if "master_weight" in own)
     for pair in ((model, optimizer), (again, other)):
         train(*pair, range(2, 4), device)
     assert identical(again.state_dict(), model.state_dict())

@@ -10,13 +10,15 @@ from cases import every_backend, every_name
 from steps import ALL, OPTIONS, OURS, compare, identical, parameters, snapshot, train
 from tolerances import same
 
+from fused_lwlr import Hyperball
+
 SHAPES = [(6, 5), (), (7,)]
 NAN, INF = float("nan"), float("inf")
 MOMENT = {"sgd": "momentum_buffer", "adamw": "exp_avg_sq"}
 
 
-def trained(name, device, backend="torch", **options):
-    named = parameters(SHAPES, torch.float32, device)
+def trained(name, device, backend="torch", dtype=torch.float32, **options):
+    named = parameters(SHAPES, dtype, device)
     optimizer = ALL[name](named, **{**OPTIONS[name], **options}, layers={"p0": 0.5}, backend=backend)
     train((optimizer,), (named,), 2)
     return optimizer, named
@@ -132,11 +134,14 @@ def test_numbers_of_a_group(name, option, value, device):
     [("adamw", "betas", value) for value in (KeyError, (0.9,), (0.9, 1.0), (-0.1, 0.9), (NAN, 0.9), 0.9, (None, 0.9))]
     + [("adamw", "amsgrad", value) for value in (None, "no", 2)]
     + [("sgd", "dampening", value) for value in (KeyError, NAN, None)]
-    + [("sgd", "nesterov", None), ("sgd", "maximize", "yes"), ("adamw", "maximize", None)],
+    + [("sgd", "nesterov", None), ("sgd", "maximize", "yes"), ("adamw", "maximize", None)]
+    + [(name, "ema", value) for name in OURS for value in (1.0, -0.1, NAN, "0.9", True, torch.ones(2))],
 )
 def test_other_options_of_a_group(name, option, value, device):
     optimizer, named = trained(name, device)
     message = f"{option}.*of parameter group 0|parameter group 0 .*{option}"
+    if option == "ema":
+        message = "'ema' of parameter group 0 of the state dict must be a number, at least 0"
     refused(optimizer, named, spoiled(optimizer, ("param_groups", 0, option), value), message)
 
 
@@ -156,6 +161,28 @@ def test_tensors_that_do_not_fit(name, value, message, device):
     optimizer, named = trained(name, device)
     checkpoint = spoiled(optimizer, ("state", 0, MOMENT[name]), value)
     refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter 'p0' {message}")
+
+
+COMPLEX = torch.zeros(6, 5, dtype=torch.complex64)
+MORE_STATE = [
+    *(({"ema": 0.9}, "ema", value, "") for value in (torch.zeros(3), COMPLEX, COMPLEX.real.long(), 1.0, None)),
+    *(({"master_weights": True, "dtype": torch.bfloat16}, "master_weight", value, "")
+      for value in (torch.zeros(3), COMPLEX, 1.0)),
+    *(({"scaling": Hyperball()}, "radius", value, message) for value, message in (
+        (torch.ones(2), r"is \(2,\), but must be \(1,\), one norm for each"),
+        (torch.ones(()), r"is \(\), but must be \(1,\)"),
+        (-torch.ones(1), r"must be norms, which are not negative, not \[-1.0\]"),
+        (torch.ones(1, dtype=torch.int64), "must be a tensor of norms"), (1.0, r"must be a tensor of norms, not 1\.0"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "key", "value", "message"), MORE_STATE)
+@every_name
+def test_averages_exact_weights_and_radii_that_do_not_fit(name, options, key, value, message, device):
+    optimizer, named = trained(name, device, **options)
+    checkpoint = spoiled(optimizer, ("state", 0, key), value)
+    refused(optimizer, named, checkpoint, f"'{key}' in the state of parameter 'p0' {message}")
 
 
 STEPS = [-1, NAN, INF, 2.5, "3", None, True, torch.ones(2), torch.tensor(NAN), torch.tensor(-2.0), torch.tensor(1j)]

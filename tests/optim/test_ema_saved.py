@@ -4,7 +4,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from cases import every_name
 from steps import (
     OPTIONS,
@@ -15,14 +14,11 @@ from steps import (
     parameters,
     saved,
     singly,
-    snapshot,
     through_pickle,
     train,
     twin,
 )
 from tolerances import same
-from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 SHAPES = [(6, 5), ()]
 BF16 = {"dtype": torch.bfloat16}
@@ -128,46 +124,3 @@ def test_a_dict_with_averages_elsewhere(name, kind, device):
     resumed = ours_of(name, twin(again))
     resumed.load_state_dict(saved(other.state_dict()))
     compare(same, resumed, other, params_of(resumed), again)
-
-
-@pytest.mark.parametrize(
-    "bad", [torch.zeros(3), torch.zeros(6, 5, dtype=torch.complex64), torch.zeros(6, 5, dtype=torch.int64), 1.0, None]
-)
-@every_name
-def test_averages_that_do_not_fit(name, bad, device):
-    ours, named = trained(name, device)
-    before, state = snapshot(ours, named), deepcopy(ours.state_dict())
-    state["state"][0]["ema"] = bad
-    with pytest.raises(ValueError, match="'ema' in the state of parameter 'p0'"):
-        ours.load_state_dict(state)
-    assert identical(snapshot(ours, named), before)
-
-
-@pytest.mark.parametrize("bad", [1.0, -0.1, float("nan"), "0.9", True, torch.ones(2)], ids=str)
-@every_name
-def test_decays_that_cannot_be(name, bad, device):
-    ours, named = trained(name, device)
-    before, state = snapshot(ours, named), deepcopy(ours.state_dict())
-    state["param_groups"][0]["ema"] = bad
-    with pytest.raises(ValueError, match="'ema' of parameter group 0 of the state dict must be a number, at least 0"):
-        ours.load_state_dict(state)
-    assert identical(snapshot(ours, named), before)
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning", "ignore:TypedStorage is deprecated:UserWarning")
-@every_name
-def test_distributed_checkpoint(name, device, tmp_path):
-    """By parameter name and through files, in one process."""
-    models = [nn.Linear(5, 6, device=device) for _ in range(2)]
-    ours, other = [ours_of(name, m.named_parameters()) for m in models]
-    models[1].load_state_dict(models[0].state_dict())
-    train((ours,), (list(models[0].named_parameters()),), 2)
-    dcp.save({"optimizer": get_optimizer_state_dict(models[0], ours)}, checkpoint_id=tmp_path)
-    loaded = {"optimizer": get_optimizer_state_dict(models[1], other)}
-    dcp.load(loaded, checkpoint_id=tmp_path)
-    set_optimizer_state_dict(models[1], other, loaded["optimizer"])
-    models[1].load_state_dict(models[0].state_dict())
-    train((ours, other), [list(m.named_parameters()) for m in models], 1)
-    compare(same, other, ours, *(list(m.named_parameters()) for m in reversed(models)))
-    with other.averaged():
-        same(models[1].weight.detach(), ours.state[models[0].weight]["ema"])
