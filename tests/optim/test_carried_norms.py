@@ -8,71 +8,33 @@ from tolerances import close
 from fused_lwlr import ELR, LAMB, LARS, NormalizedGradientAdaptive
 
 
-def swap(p):
-    other = torch.nn.Parameter(torch.rand_like(p))
-    with torch.no_grad():
-        p.copy_(other)
-
-
-def edit(p):
-    with torch.no_grad():
-        p[0, 0] = 3.0
-
-
-def edit_last(p):
-    with torch.no_grad():
-        p[-1, -1] = 3.0
-
-
-def double(p):
-    with torch.no_grad():
-        p.mul_(2)
-
-
-def double_behind(p):
-    p.data.mul_(2)
-
-
-def halve_behind(p):
-    p.data.div_(2)
-
-
-def shift_behind(p):
-    p.data.add_(0.25)
-
-
-def replace_behind(p):
-    p.data = torch.rand_like(p) * 2
-
-
-def copy_behind(p):
-    p.data.copy_(torch.rand_like(p))
-
-
 def load(p):
     model = torch.nn.Module()
     model.weight = p
     model.load_state_dict({"weight": torch.rand_like(p)})
 
 
-def detached(p):
-    p.detach().mul_(3)
-
-
-def nothing(p):
-    pass
-
-
-CHANGES = [
-    nothing, double, double_behind, halve_behind, shift_behind, replace_behind, copy_behind, load, swap, edit,
-    edit_last, detached,
-]  # fmt: skip
+in_place = torch.no_grad()
+CHANGES = {
+    "nothing": lambda p: None,
+    "double": in_place(lambda p: p.mul_(2)),
+    "double behind": lambda p: p.data.mul_(2),
+    "halve behind": lambda p: p.data.div_(2),
+    "shift behind": lambda p: p.data.add_(0.25),
+    "replace behind": lambda p: setattr(p, "data", torch.rand_like(p) * 2),
+    "copy behind": lambda p: p.data.copy_(torch.rand_like(p)),
+    "load": load,
+    "swap": in_place(lambda p: p.copy_(torch.nn.Parameter(torch.rand_like(p)))),
+    "edit": in_place(lambda p: p[0, 0].fill_(3.0)),
+    "edit last": in_place(lambda p: p[-1, -1].fill_(3.0)),
+    "detached": lambda p: p.detach().mul_(3),
+}
 
 
 @pytest.mark.parametrize(
     ("change", "shape"),
     [(change, shape) for change in CHANGES for shape in ((2, 3), (5, 30))]
-    + [(change, (2, 2050)) for change in (nothing, double_behind, edit_last)],
+    + [(change, (2, 2050)) for change in ("nothing", "double behind", "edit last")],
 )
 def test_carried_norms(change, shape, device):
     """Another writer changes a weight between two steps; the next step must use the new norm."""
@@ -86,7 +48,7 @@ def test_carried_norms(change, shape, device):
     train((ours, other), (named, expected), 1)
     for pairs in (named, expected):
         torch.manual_seed(5)
-        change(pairs[0][1])
+        CHANGES[change](pairs[0][1])
     norm = named[0][1].detach().double().norm()
     train((ours, other), (named, expected), 1)
     torch.testing.assert_close(ours.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
@@ -109,13 +71,13 @@ def test_carried_norms_of_a_weight_that_begins_with_zeros(zeros, device):
 
 
 @pytest.mark.parametrize(
-    ("change", "again"), [(nothing, 4), (double, 8), (load, 8), (swap, 8), (edit, 8), (detached, 8)]
+    ("change", "again"), [("nothing", 4), *((change, 8) for change in ("double", "load", "swap", "edit", "detached"))]
 )
 def test_weights_are_read_again_only_if_changed(change, again, device):
     named = parameters([(3, 7)], torch.float32, device)
     optimizer = OURS["sgd"](named, lr=0.1, scaling=LARS(), backend="triton")
     cost(optimizer, named)
-    change(named[0][1])
+    CHANGES[change](named[0][1])
     assert cost(optimizer, named) == (1, 12, again)
     assert cost(optimizer, named) == (1, 12, 4)
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from cases import every_backend
 from pairs import twin_parameters
-from papers import Paper
-from steps import OURS, gradients, parameters, train
-from tolerances import close, same
+from steps import OURS, train
+from tolerances import same
 
 from fused_lwlr import ELR
 
@@ -34,30 +33,3 @@ def test_elr_sets_the_effective_rate(weight_decay, amsgrad, backend, device):
                 torch.testing.assert_close(rate.item(), 0.1 * eta * 0.2, rtol=ELR_RTOL, atol=0)
             else:
                 same(p.detach(), q.detach())
-
-
-@every_backend
-def test_elr_with_eps_is_short_of_its_goal_by_eps_over_e(backend, device):
-    named = parameters([(3, 7)], torch.float32, device)
-    ours = OURS["adamw"](named, lr=0.1, weight_decay=0.1, scaling=ELR(0.2, eps=0.05), backend=backend)
-    paper = Paper("adamw", None, named, [{"lr": 0.1, "weight_decay": 0.1}])
-    before = named[0][1].detach().double()
-    gradients(named)
-    ours.step()
-    paper.step(named)
-    rate = (named[0][1].detach().double() - before).norm() / before.norm()
-    # E of the plain step
-    e = (paper.weights[0] - before).norm() / 0.1 / before.norm()
-    torch.testing.assert_close(rate.item(), (0.1 * 0.2 * e / (e + 0.05)).item(), rtol=ELR_RTOL, atol=0)
-
-
-@every_backend
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_elr_of_sgd_is_that_of_the_gradient(momentum, backend, device):
-    """On the first step Δw = −lr · (goal · ‖w‖ · g / ‖g‖ + weight_decay · w)."""
-    named = parameters([(3, 7)], torch.float32, device)
-    w = named[0][1].detach().double()
-    ours = OURS["sgd"](named, lr=0.1, momentum=momentum, weight_decay=0.3, scaling=ELR(0.2, eps=0.0), backend=backend)
-    train((ours,), (named,), 1)
-    g = named[0][1].grad.double()
-    close(named[0][1].detach(), (w - 0.1 * (0.2 * w.norm() * g / g.norm() + 0.3 * w)).float())

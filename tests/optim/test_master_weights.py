@@ -48,17 +48,22 @@ def agree(ours, torchs, named, wide, backend, steps):
         same(p.detach(), state.get("master_weight", p).detach().to(p.dtype))
 
 
+def follow(named, backend, steps, ours, torchs, wide, change=lambda step: None):
+    """Steps with the same gradients, each compared; `change` comes after the gradients are made."""
+    for step in range(steps):
+        gradients(named)
+        change(step)
+        hand_over(named, wide)
+        ours.step(), torchs.step()
+        agree(ours, torchs, named, wide, backend, step + 1)
+
+
 @every_half
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("name", "options"), ROWS)
 def test_exact_weights_equal_float32_training(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
-    ours, torchs, wide = pair_of(name, named, backend, **options)
-    for step in range(20):
-        gradients(named)
-        hand_over(named, wide)
-        ours.step(), torchs.step()
-        agree(ours, torchs, named, wide, backend, step + 1)
+    follow(named, backend, 20, *pair_of(name, named, backend, **options))
 
 
 @every_half
@@ -113,9 +118,8 @@ def test_edits_from_outside_count(name, backend, edit, dtype, device):
     named = [("p", nn.Parameter(uniform((130,), dtype, device)))]
     ours, torchs, wide = pair_of(name, named, backend)
     param = named[0][1]
-    for step in range(4):
-        gradients(named)
-        hand_over(named, wide)
+
+    def change(step):
         if step == 2:
             before = param.detach().clone()
             edit(param)
@@ -124,8 +128,8 @@ def test_edits_from_outside_count(name, backend, edit, dtype, device):
             assert not changed.all()
             with torch.no_grad():
                 wide[0][1].copy_(torch.where(changed, param.float(), exact(ours, named)[0]))
-        ours.step(), torchs.step()
-        agree(ours, torchs, named, wide, backend, step + 1)
+
+    follow(named, backend, 4, ours, torchs, wide, change)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
@@ -163,26 +167,20 @@ LAYOUTS = {
 @every_case
 def test_layouts(name, backend, layout, dtype, device):
     named = [("p", nn.Parameter(LAYOUTS[layout](dtype, device)))]
-    ours, torchs, wide = pair_of(name, named, backend)
-    for step in range(3):
-        gradients(named)
-        hand_over(named, wide)
-        ours.step(), torchs.step()
-        agree(ours, torchs, named, wide, backend, step + 1)
+    follow(named, backend, 3, *pair_of(name, named, backend))
 
 
 @every_case
 def test_freezing(name, backend, device):
     """A parameter without a gradient keeps its exact weight, and one whose gradient comes late begins with its own."""
     named = parameters([(6, 5), (7,), (8,)], torch.bfloat16, device)
-    ours, torchs, wide = pair_of(name, named, backend)
-    for step, absent in enumerate([(2,), (1, 2), (0,), (), (1,)]):
-        gradients(named)
-        for i in absent:
+    absent = [(2,), (1, 2), (0,), (), (1,)]
+
+    def change(step):
+        for i in absent[step]:
             named[i][1].grad = None
-        hand_over(named, wide)
-        ours.step(), torchs.step()
-        agree(ours, torchs, named, wide, backend, step + 1)
+
+    follow(named, backend, 5, *pair_of(name, named, backend), change)
 
 
 @every_case

@@ -65,6 +65,22 @@ def backward(model, batch, optimizer):
     functional.cross_entropy(model(batch[0]), batch[1]).backward()
 
 
+def without_rescaling(model, optimizer, cls=fused_lwlr.SGD, **options):
+    """A copy of the model, stepped with the same gradients and state."""
+    twin = deepcopy(model)
+    plain = cls(twin.parameters(), **options)
+    plain.load_state_dict(deepcopy(optimizer.state_dict()))
+    for p, q in zip(twin.parameters(), model.parameters(), strict=True):
+        p.grad = None if q.grad is None else q.grad.clone()
+    plain.step()
+    return twin
+
+
+def same_function(model, expected, x, tolerance):
+    for actual, output in zip(outputs(model, x), expected, strict=True):
+        torch.testing.assert_close(actual, output, rtol=tolerance, atol=tolerance)
+
+
 OPTIONS = [
     {"lr": 0.1},
     {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
@@ -82,16 +98,10 @@ def test_the_function_is_that_of_the_step_without(name, options):
     optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, backend="torch", **options)
     for _ in range(12):
         backward(model, batch, optimizer)
-        twin = deepcopy(model)
-        plain = fused_lwlr.SGD(twin.parameters(), backend="torch", **options)
-        plain.load_state_dict(deepcopy(optimizer.state_dict()))
-        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
-            p.grad = q.grad.clone()
-        plain.step()
+        twin = without_rescaling(model, optimizer, backend="torch", **options)
         largest = max(weight.norm() for weight in found.weights)
         optimizer.step()
-        for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
+        same_function(model, outputs(twin, batch[0]), batch[0], DOUBLE)
         torch.testing.assert_close(model.get_parameter(found.names[0]) * largest, twin.get_parameter(found.names[0]))
         # layers that are not invariant do not change; the norm of all gradients is a sum, which may round otherwise
         check = close if "clip_global_norm" in options else same
@@ -113,15 +123,9 @@ def test_resnet18_of_timm(timm):
     optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, **options)
     for _ in range(4):
         backward(model, batch, optimizer)
-        twin = deepcopy(model)
-        plain = fused_lwlr.SGD(twin.parameters(), **options)
-        plain.load_state_dict(deepcopy(optimizer.state_dict()))
-        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
-            p.grad = q.grad.clone()
-        plain.step()
+        twin = without_rescaling(model, optimizer, **options)
         optimizer.step()
-        for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=SINGLE, atol=SINGLE)
+        same_function(model, outputs(twin, batch[0]), batch[0], SINGLE)
     assert max(weight.norm() for weight in found.weights) < 1.1
 
 
@@ -146,8 +150,7 @@ def test_a_constrained_run_is_the_same_run(name, momentum):
                 if param_name in names:
                     param.grad = torch.zeros_like(param)
             optimizer.step()
-    for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-7)
+    same_function(model, outputs(twin, batch[0]), batch[0], 1e-7)
 
 
 def test_the_backends_agree(device):
@@ -186,15 +189,9 @@ def test_a_layer_without_gradient_goes_along():
         backward(model, batch, optimizer)
         if frozen is not None:
             frozen.grad = None
-        twin = deepcopy(model)
-        plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
-        plain.load_state_dict(deepcopy(optimizer.state_dict()))
-        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
-            p.grad = None if q.grad is None else q.grad.clone()
-        plain.step()
+        twin = without_rescaling(model, optimizer, torch.optim.SGD, lr=0.1, momentum=0.9)
         optimizer.step()
-        for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
+        same_function(model, outputs(twin, batch[0]), batch[0], DOUBLE)
 
 
 def test_running_statistics_that_were_replaced():
@@ -209,8 +206,7 @@ def test_running_statistics_that_were_replaced():
         for param in model.parameters():
             param.grad.zero_()
         optimizer.step()
-        for actual, expected in zip(outputs(model, batch[0]), before, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
+        same_function(model, before, batch[0], DOUBLE)
 
 
 def test_a_skipped_step_rescales_nothing(device):
