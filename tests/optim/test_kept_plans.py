@@ -63,16 +63,6 @@ def test_changes(change, backend):
     del memory
 
 
-def test_an_entry_that_is_no_tensor_is_refused():
-    param = Parameter(torch.ones(3))
-    param.grad = torch.ones(3)
-    optimizer = SGD([param], lr=0.1, momentum=0.9)
-    optimizer.step()
-    optimizer.state[param]["momentum_buffer"] = 2.0
-    with pytest.raises(ValueError, match="state 'momentum_buffer' of parameter"):
-        optimizer.step()
-
-
 def test_another_transposition_of_a_square_parameter_takes_the_right_step():
     """Its address, number of elements and gradient are as before."""
     param = Parameter(torch.arange(16.0).view(4, 4))

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import every_backend, every_case, every_name, name_of
 from steps import OPTIONS, OURS, gradients, parameters, train
 
-from fused_lwlr import ELR, LAMB, LARS, LayerStatsLogger, StepStatistics, step_in_backward
+from fused_lwlr import ELR, LAMB, LARS, Hyperball, LayerStatsLogger, StepStatistics, step_in_backward
 
 STATS_SHAPES = [(4, 6), (3,), (2, 5), (), (3, 3)]
 
@@ -118,21 +118,11 @@ def test_layer_stats_leave_zero_weights_out_of_the_mean(backend, device):
     agree(stats.elr_spread, np.std([stats.elr[0].item(), stats.elr[2].item()]))
 
 
-@every_name
-def test_layer_stats_need_a_scaling_and_a_step(name, device):
-    named = parameters([(2, 2)], torch.float32, device)
-    plain = OURS[name](named, lr=0.1)
-    train((plain,), (named,), 1)
+@every_case
+def test_layer_stats_need_a_scaling(name, backend, device):
+    plain, named, _ = statistics(name, backend, device, None)
     with pytest.raises(RuntimeError, match=r"only with scaling="):
         plain.layer_stats()
-    optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1))
-    with pytest.raises(RuntimeError, match="there was none yet"):
-        optimizer.layer_stats()
-    for _, p in named:
-        p.grad = None
-    optimizer.step()
-    with pytest.raises(RuntimeError, match="no parameter had a gradient"):
-        optimizer.layer_stats()
 
 
 class Writer:
@@ -144,22 +134,24 @@ class Writer:
         self.written.append((tag, scalar_value, global_step))
 
 
+@pytest.mark.parametrize(("scaling", "more"), [(ELR(0.1), ()), (Hyperball(), ("update_ratio", "cosine"))], ids=name_of)
 @every_name
-def test_logger(name, device):
+def test_logger(name, scaling, more, device):
     named = parameters([(4, 6), (3,)], torch.float32, device)
-    optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1), layers={"p0[0:2]": 0.5}, backend="torch")
+    optimizer = OURS[name](named, lr=0.1, scaling=scaling, layers={"p0[0:2]": 0.5}, backend="torch")
     writer = Writer()
     optimizer.register_step_post_hook(LayerStatsLogger(writer, every=3))
     train((optimizer,), (named,), 7)
     layers = ("p0[0:2]", "p0[2:4]", "p1")
-    tags = [f"{what}/{layer}" for layer in layers for what in ("elr", "trust_ratio", "grad_norm", "weight_norm")]
-    tags += ["elr_mean", "elr_spread"]
+    kinds = ("elr", "trust_ratio", "grad_norm", "weight_norm", *more)
+    tags = [f"{kind}/{layer}" for layer in layers for kind in kinds] + ["elr_mean", "elr_spread"]
     assert [(tag, step) for tag, _, step in writer.written] == [(tag, step) for step in (3, 6) for tag in tags]
     train((optimizer,), (named,), 2)
     stats = optimizer.layer_stats()
     last = {tag: value for tag, value, step in writer.written if step == 9}
     assert last["elr_mean"] == stats.elr_mean.item()
-    assert [last[f"weight_norm/{layer}"] for layer in layers] == stats.weight_norm.tolist()
+    for kind in ("weight_norm", *more):
+        assert [last[f"{kind}/{layer}"] for layer in layers] == getattr(stats, kind).tolist()
 
 
 @pytest.mark.parametrize("every", [0, -1])

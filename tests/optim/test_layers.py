@@ -1,6 +1,7 @@
 """`layers=`: the options of a layer act like a separate param group with these options."""
 
 import json
+import math
 import pickle
 from functools import partial
 
@@ -233,6 +234,12 @@ REFUSED = [
     ({"p0": {"weight_decay": None}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not None"),
     ({"p0": True}, "'lr' of layer 'p0' must be a finite number, at least 0, not True"),
     ({"p0": ("lr", 1.0)}, "the options of layer 'p0' must be a number or a dict"),
+    ({"p0": -0.1}, "must be a finite number, at least 0, not -0.1"), ({"p0": math.nan}, "must be a finite number"),
+    ({"p0": math.inf}, "must be a finite number"), ({"p0": "fast"}, "must be a finite number.*not 'fast'"),
+    ({"p0": None}, "must be a finite number.*not None"), ({"p00[0:1]": 1.0}, r"has 'p00', .*did you mean 'p0'"),
+    ({"something else": 1.0}, "is not a parameter of this optimizer; names are such as 'p0', "),
+    ({"p0[0:5]": 1.0}, "leaves its first dimension"), ({"p0[3:3]": 1.0}, "must go from an int to a larger int"),
+    ({"p0[4:2]": 1.0}, "must go from an int to a larger int"),
     ({"p1[0:2]": {"weight_decay": 0.0}, "p1[1:3]": 2.0}, "the slice 1:3 of 'p1' overlaps .* which ends at 2"),
     ({"p0[:2]": 2.0}, r"layers= has 'p0\[:2\]', but a slice needs both ends, counted from 0, such as \[0:2\]"),
     ({"*[1:]": 2.0}, r"layers= has '\*\[1:\]', but a slice needs both ends"),
@@ -249,6 +256,9 @@ def test_layers_that_do_not_fit(name, layers, message, device):
     named = parameters([(4, 3), (3,)], torch.float32, device)
     with pytest.raises(ValueError, match=message):
         ALL[name](named, lr=0.1, layers=layers)
+    if isinstance(layers, dict):
+        with pytest.raises(ValueError, match=message):
+            ALL[name]([{"params": named, "layers": layers}], lr=0.1)
 
 
 @pytest.mark.parametrize(("name", "option"), [("sgd", "eps"), ("sgd", "betas"), ("sgd", "momentum"), ("lion", "eps")])

@@ -181,16 +181,3 @@ def test_freezing(name, backend, device):
             named[i][1].grad = None
 
     follow(named, backend, 5, *pair_of(name, named, backend), change)
-
-
-@every_case
-def test_a_master_weight_that_was_cut(name, backend, device):
-    named = parameters([(6, 5)], torch.bfloat16, device)
-    ours, _, _ = pair_of(name, named, backend)
-    gradients(named)
-    ours.step()
-    ours.state[named[0][1]]["master_weight"] = torch.zeros(3, device=device)
-    before = named[0][1].detach().clone()
-    with pytest.raises(ValueError, match=r"state 'master_weight' of parameter 'p0' is \(3,\)"):
-        ours.step()
-    same(named[0][1].detach(), before)

@@ -308,16 +308,31 @@ def test_meta_parameters_are_refused_where_torch_refuses_them(name):
             step(optimizer)
 
 
+BUFFERS = {
+    **{str(dtype): torch.ones(4).to(dtype) for dtype in (torch.int32, torch.bool, torch.float8_e4m3fn)},
+    "sparse": torch.ones(4).to_sparse(), "text": "text", "number": 2.0, "expanded": torch.ones(1).expand(4),
+}  # fmt: skip
+UNUSABLE = [({}, None, value, "") for value in BUFFERS.values()] + [
+    ({"ema": 0.9}, "ema", torch.zeros(3), r" is \(3,\) on"),
+    ({"ema": 0.9}, "ema", torch.zeros(4).bfloat16(), " is torch.bfloat16, but the parameter is"),
+    ({"master_weights": True}, "master_weight", torch.zeros(3), r" is \(3,\)"),
+    ({"scaling": Hyperball(select="*")}, "radius", torch.ones(3), r" is \(3,\), but must be \(1,\)"),
+    ({"scaling": Hyperball(select="*")}, "radius", torch.ones(1).double(), " is torch.float64 on .* be torch.float32"),
+]
+
+
 @every_case
-@pytest.mark.parametrize("entry", [torch.int32, torch.bool, torch.float8_e4m3fn, "sparse", "text", "expanded"], ids=str)
-def test_state_that_no_step_can_use_is_refused_whole(name, backend, entry):
-    params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
-    optimizer = optimizer_of(name, backend, *params)
+@pytest.mark.parametrize(("options", "key", "value", "message"), UNUSABLE)
+def test_state_that_no_step_can_use_is_refused_whole(name, backend, options, key, value, message):
+    """State that is put there by hand; loading a state dict would not allow it."""
+    dtype = torch.bfloat16 if "master_weights" in options else torch.float32
+    params = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in (3, 4)]
+    optimizer = optimizer_of(name, backend, *params, **options)
     step(optimizer)
     step(optimizer)
-    bad = {"sparse": torch.ones(4).to_sparse(), "text": "text", "expanded": torch.ones(1).expand(4)}
-    optimizer.state[params[1]][BUFFER[name]] = bad[entry] if isinstance(entry, str) else torch.ones(4).to(entry)
-    refuses(optimizer, f"state '{BUFFER[name]}' of parameter 'p1'", (ValueError, RuntimeError))
+    key = key or BUFFER[name]
+    optimizer.state[params[1]][key] = value
+    refuses(optimizer, f"state '{key}' of parameter 'p1'{message}", (ValueError, RuntimeError))
 
 
 @every_case

@@ -8,10 +8,11 @@ import torch
 from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
 
-from fused_lwlr import LARS
+from fused_lwlr import ELR, LARS, ClipByLayer
 from fused_lwlr.rescaling import ScaleInvariant
 
 SHAPES = [(5,), (3, 4), (1030,), ()]
+DECAYS = (1.0, -0.1, math.nan, "0.9", True, torch.tensor(0.9))
 
 
 @pytest.fixture
@@ -26,30 +27,32 @@ def params(device):
         ({"differentiable": True}, "differentiable=True must be False"),
         ({"fused": True, "backend": "torch"}, "contradicts backend"),
         ({"fused": False, "backend": "triton"}, "contradicts backend"), ({"backend": "cuda"}, "must be one of 'auto'"),
-    ],
-)  # fmt: skip
-@every_name
-def test_arguments_that_cannot_be_honoured(name, options, message, params):
-    with pytest.raises(ValueError, match=message):
-        OURS[name](params, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         ({"master_weights": True, "stochastic_rounding": True}, "exclude each other"),
         ({"master_weights": 1}, "master_weights=1 must be True or False"),
         ({"stochastic_rounding": "yes"}, "stochastic_rounding='yes' must be"),
         ({"rounding_seed": -1}, "rounding_seed=-1 must be an int from 0"),
         ({"rounding_seed": 1 << 31}, "rounding_seed=2147483648 must be"),
         ({"rounding_seed": 1.0}, "rounding_seed=1.0 must be"),
-        ({"state_dtype": torch.int8}, "state_dtype=torch.int8 must be"),
-        ({"state_dtype": torch.float64}, "state_dtype=torch.float64 must be"),
-        ({"state_dtype": "bf16"}, "state_dtype='bf16' must be"),
+        *(({"state_dtype": dtype}, rf"state_dtype={dtype!r} must be torch\.float32, torch\.bfloat16, torch\.float16")
+          for dtype in (torch.int8, torch.float64, "bf16", torch.complex64, "float32", torch.float8_e4m3fn)),
+        *(({"ema": decay}, r"ema=.* must be a number, at least 0 and below 1, .* or None") for decay in DECAYS),
+        ({"scaling": LARS(select="fc.*")}, r"LARS.*'fc\.\*', which is not a parameter of this optimizer"),
+        ({"scaling": LARS(select=["p0", "pp1"])}, "'pp1'.*did you mean 'p1'"),
+        ({"scaling": LARS(select=["*", "!pp1"])}, r"LARS.*'pp1'.* not a .*; did you mean 'p1'"),
+        ({"scaling": ELR(0.1, select="!*.wte.weight")}, r"ELR.*'\*\.wte\.weight', which is not a parameter"),
+        ({"scaling": ClipByLayer(1.0, select="*.gamma")}, r"ClipByLayer.*'\*\.gamma'"),
+        ({"scaling": "lars"}, "scaling='lars'"), ({"scaling": LARS}, r"scaling=<class .*LARS.*: write LARS\(\.\.\.\)"),
+        ({"scaling": 0.1}, "scaling=0.1"), ({"scaling": True}, "scaling=True"),
+        ({"clip_global_norm": 0.0}, "clip_global_norm=0.0"), ({"clip_global_norm": -1}, "clip_global_norm=-1"),
+        ({"clip_global_norm": math.inf}, "clip_global_norm=inf"), ({"clip_global_norm": "1"}, "clip_global_norm='1'"),
+        ({"clip_global_norm": math.nan}, "clip_global_norm=nan"), ({"clip_global_norm": True}, "clip_global_norm=True"),
+        ({"nonfinite": "ignore"}, "nonfinite='ignore' must be one of 'propagate', 'skip', 'raise'"),
+        ({"nonfinite": None}, "nonfinite=None"), ({"nonfinite": True}, "nonfinite=True"),
+        ({"nonfinite": ["skip"]}, "nonfinite="),
     ],
-)
+)  # fmt: skip
 @every_name
-def test_precision_that_cannot_be(name, options, message, params):
+def test_arguments_that_cannot_be_honoured(name, options, message, params):
     with pytest.raises(ValueError, match=message):
         OURS[name](params, **options)
 
@@ -84,29 +87,6 @@ def test_arguments_of_a_group_that_cannot_be_honoured(name, options, params):
 def test_arguments_that_are_honoured_as_they_are(name, options, backend, params):
     optimizer = OURS[name](params, **options, backend=backend)
     train((optimizer,), (params,), 1)
-
-
-@pytest.mark.parametrize(
-    ("multipliers", "message"),
-    [
-        ({"p0": -0.1}, "must be a finite number, at least 0, not -0.1"), ({"p0": math.nan}, "must be a finite number"),
-        ({"p0": math.inf}, "must be a finite number"), ({"p0": "fast"}, "must be a finite number.*not 'fast'"),
-        ({"p0": None}, "must be a finite number.*not None"),
-        ({"p00": 1.0}, "has 'p00', which is not a parameter of this optimizer; did you mean 'p0'"),
-        ({"p00[0:1]": 1.0}, r"has 'p00', .*did you mean 'p0'"),
-        ({"something else": 1.0}, "is not a parameter of this optimizer; names are such as 'p0', "),
-        ({"p0[0:3]": 1.0, "p0[2:4]": 1.0}, "2:4 of 'p0' overlaps the slice before it, which ends at 3"),
-        ({"p0[0:7]": 1.0}, "leaves its first dimension"),
-        ({"p0[3:3]": 1.0}, "must go from an int to a larger int"),
-        ({"p0[4:2]": 1.0}, "must go from an int to a larger int"),
-    ],
-)  # fmt: skip
-@every_name
-def test_multipliers_that_do_not_fit(name, multipliers, message, params):
-    with pytest.raises(ValueError, match=message):
-        OURS[name](params, layers=multipliers)
-    with pytest.raises(ValueError, match=message):
-        OURS[name]([{"params": params, "layers": multipliers}])
 
 
 @every_name
@@ -264,20 +244,10 @@ def test_integer_parameter_is_refused(name, device):
     assert param.tolist() == [1, 1, 1]
 
 
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
-@every_case
-def test_a_parameter_given_twice_is_refused(name, backend, device):
-    param = torch.nn.Parameter(torch.ones(3, device=device))
-    ours = OURS[name]([param, param], lr=0.1, backend=backend)
-    param.grad = torch.ones_like(param)
-    with pytest.raises(RuntimeError, match="number 1 of its group is in its group twice"):
-        ours.step()
-    assert (param == 1).all()
-
-
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("lr", -1.0), ("weight_decay", -1.0), ("maximize", "x"), ("ema", 2), ("decoupled_weight_decay", False)],
+    [("lr", -1.0), ("weight_decay", -1.0), ("maximize", "x"), ("ema", 2), ("decoupled_weight_decay", False)]
+    + [("ema", decay) for decay in DECAYS],
 )
 @every_name
 def test_values_of_a_group_that_are_out_of_range(name, option, value, params):

@@ -2,11 +2,10 @@
 
 import math
 import pickle
-import re
 from dataclasses import dataclass
 
 import pytest
-from cases import every_name, layers
+from cases import layers
 from steps import OURS
 
 import fused_lwlr
@@ -37,16 +36,6 @@ from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, U
         (lambda: UpdateFloor(), r"UpdateFloor\(ratio=0.0, ceiling=inf\) changes no step: give a ratio, a ceiling"),
         (lambda: LARS(select=[1, 2]), r"LARS\(select=\[1, 2\]\)"),
         (lambda: NormalizedGradient(select=[None]), "select="),
-    ],
-)  # fmt: skip
-def test_numbers_out_of_range(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
         (lambda: ELR("fast"), "goal='fast'"), (lambda: ELR(None), "goal=None"), (lambda: ELR("10"), "goal='10'"),
         (lambda: LARS(eps="small"), "eps='small'"), (lambda: ClipByLayer(None), "max_norm=None"),
         (lambda: LAMB(max_norm="large"), "max_norm='large'"), (lambda: LAMB(max_ratio=None), "max_ratio=None"),
@@ -54,8 +43,8 @@ def test_numbers_out_of_range(make, message):
         (lambda: UpdateFloor("small"), "ratio='small'"), (lambda: UpdateFloor(0.1, "large"), "ceiling='large'"),
     ],
 )  # fmt: skip
-def test_options_that_are_not_numbers_are_refused(make, named):
-    with pytest.raises(ValueError, match=re.escape(named)):
+def test_numbers_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -97,30 +86,6 @@ def test_arguments_are_in_the_order_of_the_docstring():
     assert ClipByLayer(0.1) == ClipByLayer(max_norm=0.1)
     assert UpdateFloor(0.1, 0.2) == UpdateFloor(ratio=0.1, ceiling=0.2)
     assert LAMB(0.5, 2.0, 3.0) == LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0)
-
-
-@every_name
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"scaling": LARS(select="fc.*")}, r"LARS.*'fc\.\*', which is not a parameter of this optimizer"),
-        ({"scaling": LARS(select=["conv.weight", "cnv.bias"])}, "'cnv.bias'.*did you mean 'conv.bias'"),
-        ({"scaling": LARS(select=["*", "!cnv.bias"])}, r"LARS.*'cnv.bias'.* not a .*; did you mean 'conv.bias'"),
-        ({"scaling": ELR(0.1, select="!*.wte.weight")}, r"ELR.*'\*\.wte\.weight', which is not a parameter"),
-        ({"scaling": ClipByLayer(1.0, select="*.gamma")}, r"ClipByLayer.*'\*\.gamma'"),
-        ({"scaling": "lars"}, "scaling='lars'"), ({"scaling": LARS}, r"scaling=<class .*LARS.*: write LARS\(\.\.\.\)"),
-        ({"scaling": 0.1}, "scaling=0.1"), ({"scaling": True}, "scaling=True"),
-        ({"clip_global_norm": 0.0}, "clip_global_norm=0.0"), ({"clip_global_norm": -1}, "clip_global_norm=-1"),
-        ({"clip_global_norm": math.inf}, "clip_global_norm=inf"), ({"clip_global_norm": "1"}, "clip_global_norm='1'"),
-        ({"clip_global_norm": math.nan}, "clip_global_norm=nan"), ({"clip_global_norm": True}, "clip_global_norm=True"),
-        ({"nonfinite": "ignore"}, "nonfinite='ignore' must be one of 'propagate', 'skip', 'raise'"),
-        ({"nonfinite": None}, "nonfinite=None"), ({"nonfinite": True}, "nonfinite=True"),
-        ({"nonfinite": ["skip"]}, "nonfinite="),
-    ],
-)  # fmt: skip
-def test_options_that_are_refused(name, options, message, device):
-    with pytest.raises(ValueError, match=message):
-        OURS[name](layers(device), lr=0.1, **options)
 
 
 def test_sgd_has_no_bias_to_correct(device):

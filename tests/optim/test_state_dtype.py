@@ -151,11 +151,3 @@ def test_clipped_and_skipped(name, backend, device):
         for (_, p), q in zip(named, before, strict=True):
             assert torch.equal(p, q) == (step == 2 or not p.numel())
             assert {value.dtype for value in moments(ours, p).values()} == {torch.bfloat16}
-
-
-@every_name
-def test_not_any_dtype(name, device):
-    named = parameters([(3,)], torch.float32, device)
-    for dtype in (torch.float64, torch.int8, torch.complex64, "float32", torch.float8_e4m3fn):
-        with pytest.raises(ValueError, match=r"state_dtype=.* must be torch\.float32, torch\.bfloat16, torch\.float16"):
-            OURS[name](named, state_dtype=dtype)
