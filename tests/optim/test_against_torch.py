@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import every_backend, every_case
 from lazy import imaginary, negated
 from pairs import beside_torch, twin_parameters
-from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train, twin, uniform
+from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train
 from tolerances import close, same
 
 from fused_lwlr.kernels import triton
@@ -143,25 +143,3 @@ def test_groups_of_different_options_share_a_launch(name, backend, device):
     train((ours, torchs), (named, expected), STEPS)
     assert triton.counters["launches"] == (STEPS if backend == "triton" else 0)
     compare(check_of(backend), ours, torchs, named, expected)
-
-
-@every_name
-def test_one_launch_for_each_combination_of_dtypes(name, device):
-    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
-    named = [(f"{dtype}.{i}", torch.nn.Parameter(uniform((9,), dtype, device))) for i in range(3) for dtype in dtypes]
-    expected = twin(named)
-    ours = OURS[name](named, **OPTIONS[name], backend="triton")
-    oracle = OURS[name](expected, **OPTIONS[name], backend="torch")
-    triton.counters.clear()
-    for _ in range(3):
-        gradients(named, expected)
-        ours.step()
-    assert triton.counters["launches"] == 3 * len(dtypes)
-    assert [p.dtype for _, p in named] == [p.dtype for _, p in expected]
-    gradients(named, expected)
-    oracle.load_state_dict(ours.state_dict())
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        q.data.copy_(p.data)
-    ours.step()
-    oracle.step()
-    compare(close, ours, oracle, named, expected)

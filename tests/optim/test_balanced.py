@@ -176,8 +176,7 @@ def test_slices_are_layers_and_have_multipliers(backend, device):
     norms = [before[:2].norm().item(), before[2:].norm().item()]
     eta = {"p0[0:2]": 0.5, "p0[2:6]": 3.0}
     optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), layers=eta, backend=backend)
-    gradients(named)
-    optimizer.step()
+    train((optimizer,), (named,), 1)
     for part, factor, norm in ((slice(0, 2), 0.5, norms[0]), (slice(2, 6), 3.0, norms[1])):
         rate = 0.1 * factor * 2 * (1 / norm) / (1 / norms[0] + 1 / norms[1])
         close(whole.detach()[part], before[part] - rate * whole.grad[part], 2)

@@ -51,6 +51,14 @@ def warm_up(pairs, steps=1):
             optimizer.step()
 
 
+def replayed(graph, ours, eager, named, other):
+    """A replay, compared with a step by the same gradients."""
+    static_gradients(named, other)
+    graph.replay()
+    eager.step()
+    compare(same, ours, eager, named, other)
+
+
 @every_row
 def test_replays_are_steps(name, row, device):
     """The rate changes, and eager steps and edits of weights come between the replays."""
@@ -189,10 +197,7 @@ def test_parameters_without_gradient(name, device):
         ours.step(), eager.step()
     graph = capture(ours.step)
     for _ in range(3):
-        static_gradients(named, other)
-        graph.replay()
-        eager.step()
-        compare(same, ours, eager, named, other)
+        replayed(graph, ours, eager, named, other)
     assert named[1][1] not in ours.state
 
 
@@ -238,10 +243,7 @@ def test_many_captures(name, device):
     for grads, graph in captured + captured[::-1]:
         for (_, param), grad in zip(named, grads, strict=True):
             param.grad = grad
-        static_gradients(named, other)
-        graph.replay()
-        eager.step()
-        compare(same, ours, eager, named, other)
+        replayed(graph, ours, eager, named, other)
     for (_, param), grad in zip(named, captured[-1][0], strict=True):
         param.grad = grad
     static_gradients(named, other)

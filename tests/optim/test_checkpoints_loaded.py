@@ -212,7 +212,7 @@ def addresses(thing):
 def test_no_memory_is_shared(name, device):
     """State shares no memory with the dict, its optimizer or another optimizer that loads it; tensor rates included."""
     ours, _, named, _ = pair(name, device, lr=torch.tensor(0.01))
-    ours.param_groups[0]["more"] = [torch.ones(2)]
+    ours.param_groups[0].update(more=[torch.ones(2)], ema=0.9)
     train((ours,), (named,), 1)
     checkpoint = ours.state_dict()
     others = [OURS[name](twin(named), **OPTIONS[name]) for _ in range(2)]

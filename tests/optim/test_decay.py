@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend
-from graphs import HAS_GPU, capture, static_gradients
 from pairs import compare_weights, twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, SHAPES, TORCH, compare, cost, gradients, parameters, saved, train, twin
@@ -67,36 +66,6 @@ def test_corrected_decay_of_numbers_on_the_device(name, backend, device):
                     group[key] = number
             train((ours, plain), (named, expected), 1)
             compare_weights(close, named, expected, 4 * (step + 1))
-
-
-@pytest.mark.parametrize(
-    ("name", "scaling", "cautious"),
-    [
-        ("sgd", None, False),
-        ("adamw", LAMB(), False),
-        ("lion", None, False),
-        ("adamw", None, True),
-        ("lion", LAMB(), True),
-    ],
-)
-def test_replays(name, scaling, cautious, device):
-    """In a CUDA graph the decay follows the lr of each replay."""
-    named = parameters([(6, 5), (), (40,)], torch.float32, device)
-    other, made = twin(named), []
-    for twins in (named, other):
-        options = {**OPTIONS[name], "cautious_decay": cautious, "scaling": scaling}
-        made.append(ALL[name](twins, **options, layers=CORRECTED, capturable=True, backend="triton"))
-        made[-1].param_groups[0]["lr"] = torch.tensor(OPTIONS[name]["lr"], device=device)
-    ours, eager = made
-    train(made, (named, other), 2)
-    graph = capture(ours.step)
-    for _ in range(10 if HAS_GPU else 3):
-        static_gradients(named, other)
-        for optimizer in made:
-            optimizer.param_groups[0]["lr"].mul_(0.5)
-        graph.replay()
-        eager.step()
-        compare(same, ours, eager, named, other)
 
 
 @every_rule
@@ -199,8 +168,7 @@ def test_cautious_decay_is_the_formula(name, backend, device):
     decayed = 0
     for t in range(1, 5):
         before = [(p.detach().clone(), [ours.state[p][k].clone() for k in keys] if t > 1 else None) for _, p in named]
-        gradients(named)
-        ours.step()
+        train((ours,), (named,), 1)
         for (_, p), (w, state) in zip(named, before, strict=True):
             state = [torch.zeros_like(w)] * len(keys) if state is None else state
             expected, moments = formula(name, w, p.grad, state, t, 0.1, 0.5)

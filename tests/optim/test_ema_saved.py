@@ -10,11 +10,9 @@ from steps import (
     OURS,
     TORCH,
     compare,
-    identical,
     parameters,
     saved,
     singly,
-    through_pickle,
     train,
     twin,
 )
@@ -38,31 +36,6 @@ def trained(name, device, backend="torch", dtype=torch.float32, **more):
 
 def params_of(optimizer):
     return [(f"p{i}", p) for i, p in enumerate(optimizer.param_groups[0]["params"])]
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "kind"),
-    [(name, "torch", kind) for name in OURS for kind in KINDS]
-    + [("sgd", "triton", "float32"), ("adamw", "triton", "exact")],
-)
-def test_resuming_is_not_having_stopped(name, backend, kind, device):
-    """With the decay that was set last; also of a pickled copy."""
-    ours, named = trained(name, device, backend, **KINDS[kind])
-    ours.param_groups[0]["ema"] = 0.4
-    again = twin(named)
-    more = {key: value for key, value in KINDS[kind].items() if key != "dtype"}
-    resumed = ours_of(name, again, backend, **more)
-    resumed.load_state_dict(saved(ours.state_dict()))
-    copy = through_pickle(ours)
-    for other, params in ((resumed, again), (copy, params_of(copy))):
-        assert other.param_groups[0]["ema"] == 0.4
-        compare(same, other, ours, params, named)
-        assert all(a["ema"].dtype == torch.float32 for a in other.state.values())
-        assert all(a["ema"] is not b["ema"] for a, b in zip(other.state.values(), ours.state.values(), strict=True))
-    train((ours, resumed, copy), (named, again, params_of(copy)), 1)
-    compare(same, resumed, ours, again, named)
-    compare(same, copy, ours, params_of(copy), named)
-    assert identical(resumed.state_dict(), ours.state_dict())
 
 
 @pytest.mark.parametrize("source", ["torch", "ours without", "older"])

@@ -195,8 +195,11 @@ def bytes_of(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize("layers_at_once", [None, 0, 1, 3])
-def test_peak_of_gradients(layers_at_once, device):
+@pytest.mark.parametrize(
+    ("take", "layers_at_once"),
+    [*((fused_lwlr.step_in_backward, count) for count in (None, 0, 1, 3)), (fused_lwlr.offload_to_cpu, 1)],
+)
+def test_peak_of_gradients(take, layers_at_once, device):
     model = deep().to(device)
     params = list(model.parameters())
     total, largest = bytes_of(params), max(bytes_of([param]) for param in params)
@@ -209,7 +212,7 @@ def test_peak_of_gradients(layers_at_once, device):
     optimizer = ALL["adamw"](model.named_parameters(), lr=0.01)
     max_bytes = None if layers_at_once is None else max(layers_at_once * largest, 1)
     if max_bytes is not None:
-        fused_lwlr.step_in_backward(model, optimizer, max_bytes=max_bytes)
+        take(model, optimizer, max_bytes=max_bytes)
     for _ in range(3):
         optimizer.zero_grad()
         model(uniform((4, 32), torch.float32, device)).sum().backward()

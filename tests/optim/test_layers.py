@@ -153,27 +153,34 @@ def test_numbers_on_the_device(name, backend, device):
     assert ours.layers()["p2"]["weight_decay"] == pytest.approx(0.3 * OWN[name][2]["weight_decay"])
 
 
-@pytest.mark.parametrize("scaling", [None, LAMB()], ids=name_of)
-@every_rule
-def test_replays_read_both_numbers(name, scaling, device):
-    """Under a CUDA graph, replays read the current rates and decays of all layers."""
+CORRECTED = {"p0": {"corrected_decay": True}, "p2": {"corrected_decay": True, "weight_decay": 2.0, "lr": 0.5}}
+CAUTIOUS, BY_LAMB = {"cautious_decay": True}, {"scaling": LAMB()}
+REPLAYED = [(name, options, None) for name in ALL for options in ({}, BY_LAMB)] + [
+    ("sgd", {}, CORRECTED), ("adamw", BY_LAMB, CORRECTED), ("lion", {}, CORRECTED), ("adamw", CAUTIOUS, CORRECTED),
+    ("lion", {**BY_LAMB, **CAUTIOUS}, CORRECTED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "layers"), REPLAYED)
+def test_replays_read_both_numbers(name, options, layers, device):
+    """Under a CUDA graph, replays read the current rates and decays of all layers, also decays that follow the rate."""
     named = parameters([(6, 5), (), (40,), (3,), (2, 2)], torch.float32, device)
     other, made = twin(named), []
+    options = {**OPTIONS[name], **options, "layers": layers or layers_of(name, named), "capturable": True}
     for twins in (named, other):
-        made.append(
-            ALL[name](twins, **OPTIONS[name], layers=layers_of(name, named), capturable=True, scaling=scaling,
-                      backend="triton")
-        )  # fmt: skip
-        numbers = {key: torch.tensor(OPTIONS[name][key], device=device) for key in ("lr", "weight_decay")}
-        made[-1].param_groups[0].update(numbers)
+        made.append(ALL[name](twins, **options, backend="triton"))
+        group = made[-1].param_groups[0]
+        keys = ("lr", "weight_decay") if layers is None else ("lr",)
+        group.update({key: torch.tensor(group[key], device=device) for key in keys})
     ours, eager = made
     train(made, (named, other), 2)
     graph = capture(ours.step)
     for i in range(10 if HAS_GPU else 4):
         static_gradients(named, other)
         for optimizer in made:
-            optimizer.param_groups[0]["lr"].mul_(0.9)
-            optimizer.param_groups[0]["weight_decay"].fill_(0.1 * (i + 1))
+            optimizer.param_groups[0]["lr"].mul_(0.5)
+            if layers is None:
+                optimizer.param_groups[0]["weight_decay"].fill_(0.1 * (i + 1))
         graph.replay()
         eager.step()
         compare(same, ours, eager, named, other)

@@ -11,7 +11,6 @@ from steps import (
     OPTIONS,
     OURS,
     compare,
-    gradients,
     identical,
     parameters,
     saved,
@@ -45,14 +44,14 @@ def started(name, backend, options, device):
     ("name", "backend", "more", "copy"),
     [(name, "torch", more, copy) for name in OURS for more in MORE for copy in (deepcopy, through_pickle)]
     + [(name, "triton", MORE[i], copy) for name in OURS for i, copy in ((0, through_pickle), (3, deepcopy))]
-    + [(*case, more, deepcopy) for case in CASES for more in ({**EXACT, **BF16}, {"capturable": True})],
+    + [(*case, more, deepcopy) for case in CASES for more in ({**EXACT, **BF16}, {"capturable": True})]
+    + [(name, "torch", {"ema": 0.9}, through_pickle) for name in OURS],
 )
 def test_copies_step_alike_and_share_no_memory(name, backend, more, copy, device):
     ours, named, _ = started(name, backend, {"scaling": LARS(), "layers": {"p0[0:1]": 0.5}, **more}, device)
     other, copied = copy((ours, named))
     before = snapshot(ours, named)
-    gradients(copied)
-    other.step()
+    train((other,), (copied,), 1)
     assert identical(snapshot(ours, named), before)
     for (_, p), (_, q) in zip(named, copied, strict=True):
         p.grad = q.grad.clone()
@@ -74,6 +73,9 @@ RESUMED = [
     # float32 state of a bfloat16 parameter, which torch.optim rounds
     *((*case, {**BF16, "state_dtype": dtype}) for case in CASES for dtype in DTYPES),
     *((*case, {"capturable": True}) for case in CASES),
+    *((name, "torch", {"ema": 0.9, **more}) for name in OURS for more in ({}, BF16, {**EXACT, **BF16})),
+    ("sgd", "triton", {"ema": 0.9}),
+    ("adamw", "triton", {"ema": 0.9, **EXACT, **BF16}),
     *(("lion", backend, {**BF16, **options}) for backend in BACKENDS for options in LION),
     *(("sgd", backend, {"lr_in_momentum": True, "scaling": LARS()}) for backend in BACKENDS),
 ]
@@ -82,6 +84,9 @@ RESUMED = [
 @pytest.mark.parametrize(("name", "backend", "options"), RESUMED, ids=lambda value: name_of(value) if value else "")
 def test_resuming_is_not_having_stopped(name, backend, options, device):
     ours, named, options = started(name, backend, options, device)
+    if "ema" in options:
+        # not the decay of the constructor
+        ours.param_groups[0]["ema"] = 0.4
     again = twin(named)
     resumed = ALL[name](again, **{**options, "lr": 0.7})
     resumed.load_state_dict(saved(ours.state_dict()))

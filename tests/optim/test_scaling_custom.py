@@ -114,8 +114,7 @@ def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
     for _ in range(2):
         before = [p.detach().double() for _, p in named]
         taken = [{k: v.double() for k, v in ours.state.get(p, {}).items()} for _, p in named]
-        gradients(named)
-        ours.step()
+        train((ours,), (named,), 1)
         stats = ours.layer_stats()
         for (key, p), w, state, eta, factor in zip(named, before, taken, etas, stats.trust_ratio, strict=True):
             g, lr, s = p.grad.double(), 0.1 * eta, 1.0
@@ -167,8 +166,7 @@ def test_any_statistic_and_any_number_by_name(which, clip, name, backend, device
     options = {"eps": 0.1} if name == "adamw" else {}
     ours = OURS[name](named, 0.1, weight_decay=0.2, scaling=scaling, clip_global_norm=clip, backend=backend, **options)
     before = [p.detach().double() for _, p in named]
-    gradients(named)
-    ours.step()
+    train((ours,), (named,), 1)
     whole = torch.cat([p.grad.double().flatten() for _, p in named]).norm()
     factors = ours.layer_stats().trust_ratio
     assert factors.min() != 1
