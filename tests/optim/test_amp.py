@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import BACKENDS, every_backend, every_case, name_of, nan_arithmetic
-from pairs import compare_weights, twin_parameters
+from pairs import twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, snapshot, through_pickle, train
 from steps import identical as same_bits
 from tolerances import close, same
@@ -123,7 +123,7 @@ def test_a_skipped_step_leaves_everything(name, backend, options, device):
         scaled_step(ours, named, device, found_inf=2.0)
     assert same_bits(snapshot(ours, named), before)
     train([plain, ours], [other, named], steps=2)
-    compare_weights(same, named, other)
+    compare(same, ours, plain, named, other)
 
 
 @every_case

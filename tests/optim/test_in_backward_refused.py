@@ -74,7 +74,7 @@ def after_backward(take, model, optimizer, x):
 
 
 def a_scaler(take, model, optimizer, x):
-    take(model, optimizer, max_bytes=1)
+    take(model, optimizer, max_bytes=200)
     scaler = torch.amp.GradScaler(x.device.type)
     scaler.scale(model(x).sum()).backward()
     scaler.step(optimizer)
@@ -108,7 +108,7 @@ def shared_memory(take, model, optimizer, x):
 REFUSED = {
     "twice": (twice, RuntimeError, r"{take}\(\) after a handle .*remove\(\) the first handle"),
     "gradients before": (after_backward, RuntimeError, r"gradients before {take}\(\): call optimizer.zero_grad"),
-    "a scaler": (a_scaler, (AssertionError, RuntimeError), r"GradScaler.step\(\) after {take}|No inf checks"),
+    "a scaler": (a_scaler, RuntimeError, r"GradScaler.step\(\) after {take}"),
     "an unseen gradient": (an_unseen_gradient, RuntimeError, r"parameter 'blocks\.1\.weight' has a gradient that no"),
     "a new group": (a_new_group, RuntimeError, "parameter '(late|that was added)' has a gradient that no hook saw"),
     "two devices": (two_devices, ValueError, "cpu, meta"),
