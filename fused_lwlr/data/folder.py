@@ -16,6 +16,8 @@ KINDS = (
 """Other data than folders of images."""
 VALIDATION = ("val", "validation", "test")
 """Names that the folder of images for validation may have."""
+PARTS = ("train", "training", "valid", *VALIDATION)
+"""Names of parts of a data set, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ def scan(path: Path) -> Listing[str]:
         raise ValueError(
             f"data={root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
         )
+    if root == path and len(parts := [name for name in classes if name.lower() in PARTS]) > 1:
+        raise ValueError(f"data={path} has {' and '.join(parts)}, which are no classes: name them train and val")
     val = _validation(path) if root != path else None
     if val is None:
         return every_fifth(tuple(classes), _images(root, classes), str(root), "train/ and val/")

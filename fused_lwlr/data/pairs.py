@@ -97,8 +97,9 @@ def _lines(path: str) -> list[str]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}: give pairs:FILE.tsv or pairs:SOURCES,TARGETS")
     try:
-        # not splitlines, which splits at more characters
-        return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
+        # not splitlines or read_text, which split at more characters
+        lines = Path(path).read_bytes().decode().removesuffix("\n").split("\n")
+        return [line.removesuffix("\r") for line in lines]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}): convert it") from error
 

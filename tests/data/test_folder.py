@@ -118,6 +118,11 @@ def _one_class(folder):
         (folder / "train" / name).rename(folder / f"gone-{name}")
 
 
+def _other_names(folder):
+    (folder / "train").rename(folder / "Train")
+    (folder / "val").rename(folder / "validation")
+
+
 def _loop(folder):
     (folder / "train" / "n01" / "loop").symlink_to(folder / "train" / "n01")
 
@@ -133,6 +138,7 @@ def _loop(folder):
         (_flat_val, r"val has no sub-folders: sort its images into folders of their classes"),
         (_empty_class, r"n03 holds no images .*: add some, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
+        (_other_names, "has Train and validation, which are no classes: name them train and val"),
         (_loop, r"cannot list .*loop.*: Too many levels of symbolic links"),
     ],
 )

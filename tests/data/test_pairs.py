@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fused_lwlr.data import MicroBatch, MicroBatchSampler, open_text, train_batches, val_batches
-from fused_lwlr.data.pairs import BEGIN, END, PAD, SPECIAL
+from fused_lwlr.data.pairs import BEGIN, END, PAD, SPECIAL, read_pairs
 from fused_lwlr.models.build import build
 
 CPU = torch.device("cpu")
@@ -73,6 +73,13 @@ def test_a_row_without_a_pair_is_no_target_and_computes(tmp_path):
     assert (loaded.targets[1] == -1).all()
     model = build("seq2seq1", classes=len(data.classes), width=8, **data.sizes)
     assert model(loaded.inputs).isfinite().all()
+
+
+def test_a_line_ends_at_a_newline_alone(tmp_path):
+    """A carriage return before it belongs to it, and the last sentences may be empty."""
+    (tmp_path / "a.de").write_bytes(b"one\rtwo\n\n")
+    (tmp_path / "a.en").write_bytes(b"eins\r\n\r\n")
+    assert read_pairs(f"{tmp_path}/a.de,{tmp_path}/a.en") == [("one\rtwo", "eins"), ("", "")]
 
 
 WRONG = {
