@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import shutil
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,10 @@ def run(
         twice = next((name for name in names if names.count(name) > 1), None)
         raise ValueError("the study has no jobs" if twice is None else f"the study has two jobs called {twice!r}")
     folder = store.out / "failures"
-    shutil.rmtree(folder, ignore_errors=True)
+    for name in names:
+        (folder / f"{name}.txt").unlink(missing_ok=True)
+    with suppress(OSError):  # there is none, or it has other files
+        folder.rmdir()
     done = {result["name"] for result in store.finished(jobs)}
     for name in done:
         on_job(name)

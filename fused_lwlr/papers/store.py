@@ -31,9 +31,12 @@ class Store:
     def __init__(self, out: Path, settings: Settings) -> None:
         self.out, self.jobs, self.settings = out, out / "jobs", settings
         path = out / "settings.json"
+        found = _read(path) if path.exists() else None
+        if found is not None and "study" not in found:
+            raise ValueError(f"{path} is not a file of a study: choose another folder (--out)")
         # without results there is nothing to mix up: a mistyped option can be corrected
-        if path.exists() and any(self.jobs.glob("*.json")):
-            changed = _changed(_read(path) | {"device": settings.device, "seeds": settings.seeds}, asdict(settings))
+        if found is not None and any(self.jobs.glob("*.json")):
+            changed = _changed(found | {"device": settings.device, "seeds": settings.seeds}, asdict(settings))
             if changed:
                 raise ValueError(
                     f"{out} holds a run with other settings: {changed}; choose another folder (--out), or repeat its "

@@ -174,6 +174,20 @@ def test_other_settings_are_refused(first, second, changed):
     start(toy.study(), **first, device="cuda")
 
 
+def test_foreign_files_are_kept():
+    settings, note = Path("run/settings.json"), Path("run/failures/note.txt")
+    note.parent.mkdir(parents=True)
+    note.touch()
+    settings.write_text("{}")
+    with pytest.raises(ValueError, match=r"settings.json is not a file of a study: choose another folder"):
+        start(toy.study())
+    assert settings.read_text() == "{}"
+    settings.unlink()
+    store, jobs = start(toy.study())
+    run(store, jobs[:1], workers=1)
+    assert note.exists()
+
+
 def test_a_study_goes_on_elsewhere():
     """The device is a parameter of jobs that train."""
     store, (job, *_) = start(toy.study())
