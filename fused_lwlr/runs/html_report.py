@@ -15,7 +15,9 @@ from fused_lwlr.runs.metrics import FILES, read_records, unit_of
 from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.config_diff import json_values
+from fused_lwlr.training.presets import small
 from fused_lwlr.training.recipe import DEFAULTS, FIELDS
+from fused_lwlr.training.recipe_rules import implied
 from fused_lwlr.training.records import Record
 
 Rows = Sequence[Sequence[str]]
@@ -43,7 +45,7 @@ class Run:
         starts = read_starts(folder)
         if not starts:
             raise FileNotFoundError(
-                f"{folder} holds no run, since it has no run.json: give the folder (--out) of a training"
+                f"{folder} holds no run (run.json is missing or empty): give the folder (--out) of a training"
             )
         metrics = read_records(folder / FILES["train"])
         kinds = {kind: [r for r in metrics if r["kind"] == kind] for kind in ("train", "validation")}
@@ -110,7 +112,14 @@ def write_report(folder: str | Path) -> Path:
     """
     run = Run.read(Path(folder))
     path = run.folder / "report.html"
-    files.replace_text(path, page(run))
+    try:
+        text = page(run)
+    except (AttributeError, LookupError, TypeError, ValueError, jinja2.UndefinedError) as error:
+        raise ValueError(
+            f"run.json, metrics.jsonl or layers.jsonl in {folder} is damaged, or not of a run ({error!r}): give the "
+            "folder (--out) of a training"
+        ) from error
+    files.replace_text(path, text)
     return path
 
 
@@ -178,7 +187,8 @@ def _drawn(drawings: Sequence[Any]) -> list[str]:
 
 def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
     """Options that differ from their defaults, with the defaults; and the others, if they have a value."""
-    defaults = json_values(DEFAULTS)
+    # some defaults follow from other options
+    defaults = json_values({**DEFAULTS, **small(config), **implied(config)})
     given = {name: value for name, value in config.items() if name in defaults and value not in (None, [])}
     changed = [
         (name, _value(value), FIELDS[name].json_schema_extra["shown"] or _value(defaults[name]) or "none")

@@ -89,7 +89,7 @@ def resolve(
         close = difflib.get_close_matches(preset, PRESETS, n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
-    fields = dict(PRESETS[preset].fields) if preset is not None else _small(overrides)
+    fields = dict(PRESETS[preset].fields) if preset is not None else small(overrides)
     if preset is not None and PRESETS[preset].single_lr is not None and overrides.get("rates") == "single":
         fields["lr"] = PRESETS[preset].single_lr
     if "lr" in overrides and "lr_scaling" not in overrides:
@@ -104,16 +104,11 @@ def resolve(
             f"--preset {preset} has --lr {fields['lr']:g} for batches of {fields['batch_size']:,} and does not scale "
             f"it: give --lr-scaling linear or sqrt to scale it to --batch-size {overrides['batch_size']}, or --lr."
         )
-    if "layer_decay" in overrides:
-        fields["rates"] = "single"
     # options that follow from the user's choice override the preset
     merged = {**fields, **implied(overrides), **overrides}
-    if "init" not in overrides:
-        if is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
-            merged["init"] = "model"
-            note("The weights are pretrained: training starts from them as they are (--init model).")
-        elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
-            merged["init"] = "model"
+    if "init" not in overrides and is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
+        merged["init"] = "model"
+        note("The weights are pretrained: training starts from them as they are (--init model).")
     # fields of the preset that belong to another choice than the user's
     for name in without_effect(merged, DEFAULTS):
         if name not in overrides:
@@ -135,7 +130,7 @@ def _batch_size(fields: Mapping[str, Any]) -> int:
         return 0  # validation refuses the value in the user's spelling
 
 
-def _small(asked: Mapping[str, Any]) -> dict[str, Any]:
+def small(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults for a small model and the embedded images, as far as the options determine them."""
     optimizer = str(asked.get("optimizer", "sgd"))
     fields: dict[str, Any] = {"weight_decay": WEIGHT_DECAY.get(optimizer, 0.0)}
@@ -145,4 +140,10 @@ def _small(asked: Mapping[str, Any]) -> dict[str, Any]:
         fields["warmup_epochs"] = float(asked.get("epochs", 20.0)) / 10
     if asked.get("data") == "fashion-mnist":
         fields["augmentation"] = "basic"
-    return {**fields, "rates": "single"} if asked.get("scaling", "none") != "none" else fields
+    if asked.get("scaling", "none") != "none":
+        fields["rates"] = "single"
+    single = {**fields, **implied(asked), **asked}.get("rates") == "single"
+    pretrained = is_pretrained(asked.get("pretrained"), asked.get("model_args", ()))
+    if pretrained or (single and str(asked.get("model", "")).startswith("timm:")):
+        fields["init"] = "model"
+    return fields

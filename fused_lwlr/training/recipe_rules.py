@@ -54,6 +54,8 @@ def implied(given: Mapping[str, Any]) -> dict[str, Any]:
         found["betas"] = (0.9, 0.99)
     if given.get("weights") is not None:
         found["init"] = "model"
+    if given.get("layer_decay") is not None:
+        found["rates"] = "single"
     return found
 
 

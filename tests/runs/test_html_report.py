@@ -13,6 +13,8 @@ from fused_lwlr.runs import figures, html_report
 from fused_lwlr.runs.html_report import PeriodicReport, Run, write_report
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.runs.provenance import record_facts
+from fused_lwlr.training.config_diff import json_values
+from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.recipe import DEFAULTS
 
 VOID = {"meta", "img"}
@@ -72,8 +74,8 @@ def test_of_a_run_that_finished(tmp_path):
         # steps 2, 4, 6 have 0.2, 0.4, 0.2, and averages 0.03 more
         "40.00 % best top-1, trained weights, epoch 2 ", "43.00 % best top-1, averaged weights (EMA), epoch 2 ",
         "20.00 % final top-1 (top-5 40.00 %), trained weights", "23.00 % final top-1 (top-5 46.00 %), averaged",
-        # 6 · 64 images in 3 + 4 + ... + 8 seconds
-        "12 images a second in training, on average", "3 images skipped", "0 min 42 s in training and validation",
+        # 6 · 64 images in 3 + 4 + ... + 8 seconds, and three validations of 1.5 seconds
+        "12 images a second in training, on average", "3 images skipped", "0 min 38 s in training and validation",
         "images a second, training 11.6 ", "a second, training, without waiting 42.7 ",
         "waiting for the loader 9.09 %", "at its peak 3.00 GiB",
         "validation takes 1.5 s",
@@ -158,7 +160,7 @@ def test_five_classes_or_fewer_have_no_top5(classes, shown, undrawn, tmp_path):
 def test_options_that_differ_come_first_and_nulls_are_left_out(undrawn, tmp_path):
     fill(tmp_path)
     starts = json.loads((tmp_path / "run.json").read_text())
-    changed = {"model": "vit", "lr": 0.003, "betas": (0.9, 0.95), "nesterov": True, "layer_decay": 0.7}
+    changed = {"model": "vit", "lr": 0.05, "betas": (0.9, 0.95), "nesterov": True, "layer_decay": 0.7}
     starts[-1]["config"] = json.loads(json.dumps({**DEFAULTS, **changed, "world_size": 2, "images": [80, 20]}))
     (tmp_path / "run.json").write_text(json.dumps(starts))
     text = report(tmp_path).all
@@ -166,7 +168,7 @@ def test_options_that_differ_come_first_and_nulls_are_left_out(undrawn, tmp_path
     for row in (
         "option value default",
         "model vit resnet",
-        "lr 0.003 what suits model and optimizer",
+        "lr 0.05 what suits model and optimizer",
         "betas 0.9, 0.95 0.9,0.999 for adamw, 0.9,0.99 for lion",
         "nesterov yes no",
         "layer_decay 0.7 none",
@@ -177,6 +179,25 @@ def test_options_that_differ_come_first_and_nulls_are_left_out(undrawn, tmp_path
     assert "batch_size" not in first
     assert "images 80, 20" in rest
     assert not {"null", "None", "goal", "exclude", "world_size"} & set(text.split())
+
+
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({}, []),
+        ({"model": "vit", "optimizer": "lion", "epochs": 40.0}, ["model", "optimizer", "epochs"]),
+        ({"scaling": "lars"}, ["scaling"]),
+        ({"layer_decay": 0.7}, ["layer_decay"]),
+        ({"data": "fashion-mnist"}, ["data"]),
+        ({"weights": "a.pt"}, ["weights"]),
+        ({"model": "timm:resnet18", "rates": "single"}, ["model", "rates"]),
+        ({"model": "timm:resnet18", "pretrained": True}, ["model", "pretrained"]),
+    ],
+    ids=str,
+)
+def test_defaults_that_follow_from_other_options_do_not_differ(asked, names):
+    changed, _ = html_report._options(json_values(resolve(None, asked).to_dict()))
+    assert [name for name, *_ in changed] == names
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -235,13 +256,30 @@ def test_numbers_that_are_not_finite(tmp_path):
 
 def test_a_folder_without_a_run(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError, match=r"holds no run, since it has no run.json"):
+        with pytest.raises(FileNotFoundError, match=r"holds no run \(run.json is missing or empty\)"):
             write_report(folder)
     fill(tmp_path)
     (tmp_path / "layers.jsonl").write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"line 1 of .*layers.jsonl is not a record"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("run.json", "[{}]"),
+        ("run.json", '[{"config": []}]'),
+        ("metrics.jsonl", '{"kind": "train", "step": 1}\n'),
+        ("metrics.jsonl", '{"kind": "validation", "step": 1}\n'),
+        ("layers.jsonl", '{"kind": "layers", "step": 1, "names": ["a"], "weight": [], "elr": [1.0]}\n'),
+    ],
+)
+def test_files_of_another_kind(name, text, undrawn, tmp_path):
+    fill(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"run.json, metrics.jsonl or layers.jsonl in .* is damaged, or not of a run"):
+        write_report(tmp_path)
 
 
 def test_the_pictures_show_the_records(tmp_path):

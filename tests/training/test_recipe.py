@@ -326,7 +326,8 @@ WRONG = [
     ({"scaling": "larc", "optimizer": "adamw"}, "--scaling larc goes with --optimizer sgd; with adamw take lamb"),
     ({"model_args": ("a=1",)}, "--model-args is for models of timm (--model timm:NAME), not resnet"),
     ({"pretrained": True}, "--pretrained is for models of timm (--model timm:NAME), not resnet"),
-    ({"layer_decay": 0.7}, "--layer-decay and --rates layerwise both multiply the rates of layers: give one"),
+    ({"layer_decay": 0.7, "rates": "layerwise"},
+     "--layer-decay and --rates layerwise both multiply the rates of layers: give one"),
     ({"init": "gradinit", "amp": "fp16"}, "--init gradinit computes in float32: choose --amp bf16 or none, or another "
                                           "--init"),
     ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of 20 epochs: give fewer"),
