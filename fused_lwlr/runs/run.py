@@ -15,13 +15,14 @@ from fused_lwlr.data import Stream
 from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.html_report import PeriodicReport, write_report
 from fused_lwlr.runs.metrics import Metrics
-from fused_lwlr.runs.provenance import code_changes, record_facts, record_start
+from fused_lwlr.runs.provenance import code_changes, read_starts, record_facts, record_start
 from fused_lwlr.runs.screen import Screen
 from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.divergence import DivergedError
+from fused_lwlr.training.evaluate import StoppedError
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
@@ -42,8 +43,8 @@ def run(recipe: Recipe) -> int:
     `report.html`.
 
     Returns:
-        0; `MISSED` if no validation has `target_top1`; or after a signal the exit code of the process, and a
-            checkpoint was written then.
+        0; `MISSED` if no validation has `target_top1`; or after a signal the exit code of the process. A checkpoint
+            was written then, unless the signal came while rates were measured, or GradInit ran.
 
     Raises:
         ValueError, FileNotFoundError: the recipe cannot be carried out, or the folder has a run of another recipe.
@@ -86,14 +87,17 @@ def run(recipe: Recipe) -> int:
         restored = loop.restore() if begun else None
         if restored is not None and loop.done:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
+            if from_first(lambda: not read_starts(recipe.out)):
+                _record(loop)  # run.json was deleted, since it was damaged
             finish(trainer, screen, "finished")
             return _judged(loop, screen)
         if restored is None:
-            trainer.prepare(progress=True)
-        record_start(
-            recipe.out, loop.config, seed=recipe.seed, device=world.device,
-            steps=trainer.total, classes=len(trainer.data.classes),
-        )  # fmt: skip
+            try:
+                trainer.prepare(progress=True, agree=flag.agree)
+            except StoppedError:
+                screen.say("Stopped before the first step, without a checkpoint: the same command begins again.")
+                return flag.exit_code
+        _record(loop)
         # with it, --config trains the same again
         toml = Path(recipe.out) / "recipe.toml"
         from_first(lambda: files.replace_text(toml, recipe.to_toml()))
@@ -113,6 +117,15 @@ def run(recipe: Recipe) -> int:
             screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
         finish(trainer, screen, "finished" if loop.done else "stopped by a signal")
         return _judged(loop, screen) if loop.done else flag.exit_code
+
+
+def _record(loop: Loop) -> None:
+    """Record a start in `run.json`."""
+    recipe, trainer = loop.recipe, loop.trainer
+    record_start(
+        recipe.out, loop.config, seed=recipe.seed, device=trainer.world.device,
+        steps=trainer.total, classes=len(trainer.data.classes),
+    )  # fmt: skip
 
 
 def _judged(loop: Loop, screen: Screen) -> int:
@@ -149,8 +162,10 @@ def _begun(checkpoints: Checkpoints) -> bool:
     """Whether process 0 finds a checkpoint to continue from.
 
     Raises:
-        ValueError: another process finds a later one, for example if machines do not share the folder.
+        ValueError: another process finds a later one, for example if machines do not share the folder; or there is
+            none, but a model that would be lost.
     """
+    folder = checkpoints.folder.parent
     found = gathered((platform.node(), checkpoints.latest_step()))
 
     def decide() -> bool:
@@ -160,6 +175,11 @@ def _begun(checkpoints: Checkpoints) -> bool:
             raise ValueError(
                 f"{checkpoints.folder} {at_first} on {here}, the machine of process 0, but is at step {latest} on "
                 f"{there}: copy it to {here}, or start with --node-rank 0 on {there}"
+            )
+        if mine < 0 and (folder / "model.pt").exists():
+            raise ValueError(
+                f"{folder} has model.pt of a training, but no checkpoint to go on from: choose another folder (--out), "
+                "or delete model.pt to train again"
             )
         return bool(mine >= 0)
 

@@ -1,7 +1,7 @@
 """Terminal output of a training: a progress bar with throughput and remaining time, and permanent lines."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -12,11 +12,19 @@ from fused_lwlr.training.records import Interval, Record, Validation, told
 NAMES = {"model": "test", "ema": "test of the average"}
 
 
+class Output(Console):
+    """Standard output, whose reader may end before the run does, such as `tee` at Ctrl-C: then it is silent."""
+
+    def on_broken_pipe(self) -> None:
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+
+
 class Screen:
     """Prints for the first process, and nothing for the other processes."""
 
     def __init__(self, first: bool) -> None:
-        self.console = Console(quiet=not first)
+        self.console = Output(quiet=not first)
         self._bar: tuple[Progress, TaskID] | None = None
 
     def say(self, line: str) -> None:
@@ -55,7 +63,7 @@ class Screen:
 
     def _interval(self, found: Interval) -> None:
         waited = found.loader_seconds / found.seconds if found.seconds > 0 else 0.0
-        speed = f"{found.per_second:,.0f} {found.unit}/s, {waited:.0%} waiting for them"
+        speed = f"{found.per_second:,.0f} {found.unit}/s, {waited:.0%} of the time waiting for data"
         if self._bar is not None:
             self._bar[0].update(self._bar[1], speed=speed)
         skipped = f"  {found.skipped} images skipped" if found.skipped else ""

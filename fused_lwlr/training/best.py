@@ -16,12 +16,13 @@ class Best:
 
     Attributes:
         score: top-1 accuracy from 0 to 1; for text the loss, with a minus; -infinite before the first validation.
+        kept: the score of the weights in the file, which is less if better ones could not be written.
         reached: whether the score is at least `target_top1` of the recipe.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.score, self.reached = -math.inf, False
+        self.score, self.kept, self.reached = -math.inf, -math.inf, False
 
     def compare(self, trainer: Trainer, tested: Mapping[str, Evaluation], tell: Callable[[str], object]) -> None:
         """Take over the results of a validation if they are better, and write the weights. All ranks call it.
@@ -35,23 +36,25 @@ class Best:
         weights = max(scores, key=lambda name: scores[name])
         target = trainer.recipe.target_top1
         self.reached = target is not None and scores[weights] >= target
-        if not scores[weights] > self.score:
+        self.score = max(self.score, scores[weights])
+        if not scores[weights] > self.kept:
             return
         try:
             if self.path is not None:
                 with trainer.averaged() if weights == "ema" else nullcontext():
                     save_weights(trainer.model, self.path)
-            self.score = scores[weights]
+            self.kept = scores[weights]
         except OSError as error:
             tell(f"The best weights could not be written ({error}). Training continues without them.")
 
     def state(self) -> dict[str, Any]:
         """The values for a checkpoint."""
-        return {"score": self.score, "reached": self.reached}
+        return {"score": self.score, "kept": self.kept, "reached": self.reached}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the values of a checkpoint."""
         self.score, self.reached = state["score"], state["reached"]
+        self.kept = state.get("kept", self.score)  # an older checkpoint has none
 
 
 def _score(found: Evaluation) -> float:

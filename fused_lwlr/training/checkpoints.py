@@ -69,7 +69,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """The checkpoints, the latest last, by their names alone."""
-        found = [path for path in self.folder.glob("step-*.pt") if path.stem[5:].isdigit()]
+        found = [path for path in self.folder.glob("step-*.pt") if path.stem[5:].isdecimal()]
         return sorted(found, key=_step)
 
     def latest_step(self) -> int:

@@ -1,9 +1,10 @@
 """Accuracy and loss of a model on the validation data, over all processes."""
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +13,31 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr.data import next_tokens
 from fused_lwlr.training.processes import World
 
+T = TypeVar("T")
 Context = Callable[[], AbstractContextManager[Any]]
 Agree = Callable[[bool], tuple[bool, bool]]
 """A function with the arguments and results of `StopFlag.agree`."""
 
 
 class StoppedError(Exception):
-    """A signal came before the last batch of a validation."""
+    """A signal came before the last batch of a validation, or of a preparation."""
 
 
 def no_signals(wanted: bool) -> tuple[bool, bool]:
     """`StopFlag.agree` for runs without signals, in which processes do not wait for one another."""
     return False, wanted
+
+
+def until_stopped(batches: Iterable[T], agree: Agree) -> Iterator[T]:
+    """Yields batches, of which all processes have the same number.
+
+    Raises:
+        StoppedError: `agree` returned a stop.
+    """
+    for batch in batches:
+        if agree(True)[0]:
+            raise StoppedError
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,6 @@ def _counts(logits: Tensor, targets: Tensor, *, accuracy: bool) -> Tensor:
 
 def _mean(totals: list[float], skipped: tuple[str, ...], accuracy: bool) -> Evaluation:
     right, five, loss, found = totals
-    count = max(found, 1)
+    count = found or math.nan  # if no image could be read, there is no result
     top1, top5 = (right / count, five / count) if accuracy else (None, None)
     return Evaluation(top1, top5, loss / count, int(found), skipped)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -90,5 +91,7 @@ class StopFlag:
         if self.signum is None:
             self.signum = number
             if self._first:
-                # print may not be called again while it runs, which may be now
-                os.write(2, NOTICE)
+                # print may not be called again while it runs, which may be now; a Ctrl-C in `... 2>&1 | tee log` has
+                # ended tee as well
+                with suppress(OSError):
+                    os.write(2, NOTICE)

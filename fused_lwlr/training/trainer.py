@@ -24,7 +24,7 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
+from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals, until_stopped
 from fused_lwlr.training.passes import Passes
 from fused_lwlr.training.prepare import calibrated, excluded, gradinit, rates_of_file
 from fused_lwlr.training.processes import World, unsynchronized
@@ -90,13 +90,21 @@ class Trainer:
         self.rates: LayerRates | None = None
         self.step = 0
 
-    def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
+    def prepare(
+        self,
+        optimizer: "Callable[[Trainer], Any] | None" = None,
+        *,
+        progress: bool = False,
+        agree: Agree = no_signals,
+    ) -> None:
         """Run GradInit and measure layer-wise rates, if the recipe has them, and make the optimizer.
 
         Args:
             optimizer: makes the optimizer from this training and its rates, instead of the recipe's optimizer.
+            agree: called before each minibatch, as in `evaluate`.
 
         Raises:
+            StoppedError: `agree` returned a stop.
             FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates or of
                 weights does not exist or belongs to another model.
         """
@@ -107,14 +115,15 @@ class Trainer:
         load_weights(recipe.weights, self.model)
         if recipe.init == "gradinit":
             # in each step two for the constraint and one for the objective
-            passes = self.passes.minibatches(3 * recipe.gradinit_steps, alone=True)
-            gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
+            minibatches = until_stopped(self.passes.minibatches(3 * recipe.gradinit_steps, alone=True), agree)
+            gradinit(recipe, self.model, minibatches, self.loss, world=self.world, progress=progress)
         left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
         called = wrap(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
+        passes = until_stopped(self.passes.weighted(steps), agree)
         self.rates = given or calibrated(
-            recipe, called, self.passes.weighted(steps), self._weighted_loss, world=self.world, steps=steps,
-            left_out=left_out, progress=progress,
+            recipe, called, passes, self._weighted_loss, world=self.world, steps=steps, left_out=left_out,
+            progress=progress,
         )  # fmt: skip
         self._start(called, invariant, optimizer)
 

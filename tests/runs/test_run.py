@@ -227,6 +227,27 @@ def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
     assert_equal_runs(straight(RUNS[0]), folder)
 
 
+def test_results_without_checkpoints_are_not_overwritten(straight, tmp_path):
+    folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ValueError, match=r"has model.pt of a training, but no checkpoint .*: choose another folder"):
+        running.run(dataclasses.replace(RUNS[0], lr=0.5, out=str(folder)))
+    assert_equal_runs(straight(RUNS[0]), folder)
+
+
+def test_a_run_that_is_done_gets_a_new_record_of_its_start(straight, tmp_path):
+    """Its run.json was damaged, and the message says to delete it."""
+    folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
+    (folder / "run.json").write_text("[{")
+    recipe = dataclasses.replace(RUNS[0], out=str(folder))
+    with pytest.raises(ValueError, match=r"run.json is not JSON .*: delete it"):
+        running.run(recipe)
+    (folder / "run.json").unlink()
+    assert running.run(recipe) == 0
+    [start] = json.loads((folder / "run.json").read_text())
+    assert (start["end"], start["steps"]) == ("finished", 12)
+
+
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with ExitStack() as held:
         running._lock(tmp_path, held)

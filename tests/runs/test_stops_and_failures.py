@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from interrupted import assert_equal_runs, in_a_child, killing, records
 
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
-from fused_lwlr.training import evaluate, loop, prepare
+from fused_lwlr.training import evaluate, loop
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.recipe import Recipe
@@ -76,9 +77,47 @@ def test_a_signal_does_not_wait_for_a_validation(target, count, number, step, va
     assert ends == ["stopped by a signal", "finished"]
 
 
+@pytest.mark.parametrize(("streams", "step", "code"), [(1, 5, 130), (2, 5, 130), (2, 99, 0)])
+def test_the_reader_of_the_output_may_end_first(streams, step, code, straight, tmp_path):
+    """As `tee` of `2>&1 | tee log`, which Ctrl-C ends as well, or `head`; the run continues until Ctrl-C."""
+    recipe = dataclasses.replace(RECIPE, out=str(tmp_path / "run"))
+
+    def prelude():
+        reader, writer = os.pipe()
+        os.close(reader)
+        sys.stdout = os.fdopen(writer, "w")
+        if streams == 2:
+            os.dup2(writer, 2)
+        killing(Trainer, "update", step, signal.SIGINT)
+
+    assert in_a_child(recipe, prelude) == code
+    [start] = json.loads((tmp_path / "run/run.json").read_text())
+    assert start["end"] == ("stopped by a signal" if code else "finished")
+    assert running.run(recipe) == 0
+    assert_equal_runs(straight, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"), [({"rates": "layerwise"}, 8), ({"init": "gradinit", "gradinit_steps": 9}, 3)], ids=str
+)
+def test_a_signal_does_not_wait_for_a_preparation(options, passes, tmp_path, capfd):
+    """It comes in the third pass; the calibration ends its minibatch of 8 passes."""
+    losses = tmp_path / "losses"
+
+    def prelude():
+        whole = Trainer.loss
+        Trainer.loss = lambda *args: (losses.open("a").write("."), whole(*args))[1]
+        killing(Trainer, "loss", 3, signal.SIGTERM)
+
+    assert in_a_child(dataclasses.replace(RECIPE, **options, out=str(tmp_path / "run")), prelude) == 143
+    assert "Stopped before the first step, without a checkpoint" in capfd.readouterr().out
+    assert losses.read_text() == passes * "."
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_signal_before_the_first_step_takes_none(tmp_path, capfd):
     recipe = dataclasses.replace(RECIPE, rates="layerwise", calibration_steps=1, out=str(tmp_path / "run"))
-    assert in_a_child(recipe, lambda: killing(prepare, "calibrate", 1, signal.SIGTERM)) == 143
+    assert in_a_child(recipe, lambda: killing(loop.Loop, "begin", 1, signal.SIGTERM)) == 143
     assert "Stopped after step 0 of 12" in capfd.readouterr().out
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-000000000.pt"]
 

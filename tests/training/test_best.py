@@ -92,6 +92,7 @@ def test_a_full_disk_keeps_the_former_best(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "save_weights", full)
     trainer.at(2)
     best.compare(trainer, images(model=0.8), told.append)
+    assert best.score == 0.8
     [line] = told
     assert line.startswith("The best weights could not be written ([Errno 28] No space left on device). Training")
     monkeypatch.setattr(module, "save_weights", save)

@@ -55,11 +55,13 @@ def test_without_a_checkpoint_there_is_nothing_to_load(run, tmp_path):
 def test_the_latest_few_are_kept(run, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     (tmp_path / "step-000000003.partial").write_bytes(b"left by a kill")
-    (tmp_path / "step-best.pt").write_bytes(b"of someone else")
+    others = {"step-best.pt", "step-²²².pt"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"of someone else")
     for step in (8, 9, 10, 1000):
         checkpoints.save(step, **run)
     assert [path.name for path in checkpoints.paths()] == ["step-000000010.pt", "step-000001000.pt"]
-    assert {path.name for path in tmp_path.iterdir()} - {path.name for path in checkpoints.paths()} == {"step-best.pt"}
+    assert {path.name for path in tmp_path.iterdir()} - {path.name for path in checkpoints.paths()} == others
 
 
 def test_due_by_the_clock(run, tmp_path, monkeypatch):
