@@ -42,8 +42,8 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """`replace` with text, in UTF-8."""
-    replace(path, lambda file: file.write(text.encode()))
+    """`replace` with text, in UTF-8; bytes of file names that are not UTF-8 stay as they are."""
+    replace(path, lambda file: file.write(text.encode(errors="surrogateescape")))
 
 
 def save_tensors(path: Path, content: Any) -> None:

@@ -51,7 +51,9 @@ def calibrate(
       fused-lwlr calibrate --model timm:resnet50 --data photos/ --steps 4
     """
     if plot is not None:
-        importlib.import_module("matplotlib")
+        kinds = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
+        if plot.suffix.lower()[1:] not in kinds:
+            raise ValueError(f"--plot {plot}: must end in {', '.join(f'.{kind}' for kind in kinds)}")
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
     from fused_lwlr.training.setup import load_data
@@ -64,13 +66,13 @@ def calibrate(
     trainer.prepare(progress=True)
     rates = trainer.rates
     assert rates is not None, "the recipe has layer-wise rates"
-    typer.echo(str(rates))
     what = f"{recipe.model} on {trainer.data.name}, {steps} minibatches of {recipe.batch_size}"
     out.parent.mkdir(parents=True, exist_ok=True)
     rates.to_json(out)
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         rates.plot(plot, title=what)
+    typer.echo(str(rates))
     typer.echo(f"{what}. Wrote {f'{out} and {plot}' if plot is not None else out}.")
 
 

@@ -3,6 +3,7 @@
 import errno
 import functools
 import importlib
+import io
 import os
 import re
 import sys
@@ -97,6 +98,9 @@ class Group(TyperGroup):
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         """Run a command, and end the process."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # names of files, or η, that the terminal cannot show
+            sys.stdout.reconfigure(errors="replace")
         try:
             code = super().main(*args, **options | {"standalone_mode": False}) or 0
         except Exception as error:

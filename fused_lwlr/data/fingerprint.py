@@ -15,7 +15,7 @@ def digest(*parts: Any) -> str:
     found = hashlib.sha256()
     for part in parts:
         content = np.ascontiguousarray(part).view(np.uint8).data if isinstance(part, np.ndarray) else part
-        content = content if isinstance(content, (bytes, memoryview)) else str(content).encode()
+        content = content if isinstance(content, (bytes, memoryview)) else str(content).encode(errors="surrogateescape")
         found.update(f"{len(content)}:".encode())
         found.update(content)
     return found.hexdigest()[:16]

@@ -1,3 +1,4 @@
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from idx_files import arrays, save
 
 from fused_lwlr import LayerRates
 from fused_lwlr.command.group import COMMANDS, command
+from fused_lwlr.command.main import app
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -110,6 +112,18 @@ def test_calibrate_then_train_with_its_rates(run, tmp_path):
     assert "test at step 22, epoch 1: top-1" in run(line).output
     assert dict(LayerRates.from_json(tmp_path / "runs/train/rates.json")) == dict(rates)
     assert "The training in runs/train is done" in run(line).output
+
+
+def test_a_terminal_that_lacks_letters(tmp_path, monkeypatch):
+    """The table has an η."""
+    monkeypatch.chdir(tmp_path)
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1", write_through=True))
+    with pytest.raises(SystemExit) as end:
+        app(["calibrate", "--steps", "1", "--device", "cpu"])
+    assert end.value.code == 0
+    assert b"Wrote rates.json" in shown.getvalue()
+    assert (tmp_path / "rates.json").exists()
 
 
 def test_synthetic_images_are_named(run):

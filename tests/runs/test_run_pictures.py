@@ -1,14 +1,18 @@
 """Runs on a folder of pictures with unreadable files: interruption, the list of skipped files, resumption."""
 
 import dataclasses
+import os
 import shutil
+import sys
 
 import pytest
 import torch
 from interrupted import assert_equal_runs, records
 from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
 
 from bench.pictures import make
+from fused_lwlr.command.main import app
 from fused_lwlr.data import open_data
 from fused_lwlr.models.build import build
 from fused_lwlr.runs import run as running
@@ -125,3 +129,26 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     for out in (file, file / "below"):
         with pytest.raises(OSError, match=rf"no run can be written to {out} \(.+\): choose another folder \(--out\)"):
             running.run(dataclasses.replace(BASE, data="digits", corrupt="refuse", out=str(out)))
+
+
+def test_without_a_readable_image_a_validation_has_no_result(pictures, tmp_path, capsys):
+    for path in (pictures / "val").glob("*/*"):
+        path.write_bytes(b"no image")
+    assert running.run(dataclasses.replace(BASE, data=str(pictures), out=str(tmp_path / "run"))) == 0
+    found = next(record for record in records(tmp_path / "run") if record["kind"] == "validation")
+    assert (found["top1"], found["top5"], found["loss"], found["images"]) == (None, None, None, 0)
+    assert "top-1 nan%, top-5 nan%, loss nan" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names on disks of other systems are characters")
+def test_names_may_be_any_bytes(pictures, tmp_path):
+    """Of the folder of the run, of a class and of an image that cannot be read."""
+    odd = os.fsdecode(b"caf\xe9")
+    for part in ("train", "val"):
+        (pictures / part / "temple-00").rename(pictures / part / odd)
+    out = tmp_path / odd
+    line = f"train --data {pictures} --out {out} --image-size 8 --rates single --steps 8 --batch-size 4 --corrupt skip"
+    result = CliRunner().invoke(app, [*line.split(), "--workers", "0", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert f"Everything is in {tmp_path}/caf?" in result.output
+    assert os.fsencode(pictures / "train" / odd / "00001.jpg") in (out / "skipped.txt").read_bytes().splitlines()
