@@ -133,7 +133,7 @@ class Group(TyperGroup):
         if isinstance(error, (OSError, ValueError)) or type(error) is ImportError:
             return self._in_options(str(error)), 2
         kind = type(error).__name__
-        if kind == "OutOfMemoryError":
+        if kind == "OutOfMemoryError" or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
             return f"{str(error).splitlines()[0]} Take fewer images at a time (train: --micro-batch)", 2
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
             told = str(error).splitlines()[0].rstrip(". ")

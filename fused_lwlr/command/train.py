@@ -80,7 +80,9 @@ def train(
     if eval_only:
         from fused_lwlr.runs.evaluation import evaluate_only
 
-        evaluate_only(preset, asked, Console())
+        if "out" in asked and "weights" in where:
+            del asked["weights"]  # recipe.toml of a run has what it began with
+        evaluate_only(preset, asked, Console(), where)
         return 0
     first = os.environ.get("RANK", "0") == "0"
     recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)

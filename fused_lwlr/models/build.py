@@ -23,7 +23,7 @@ MODELS: tuple[tuple[str, Callable[..., nn.Module]], ...] = (
     ("short", lambda m, **sizes: Short(**sizes)),
     (r"vit(\d+)x(\d+)(?:p(\d+))?", lambda m, **sizes: ViT(int(m[1]), int(m[2]), patch=m[3] and int(m[3]), **sizes)),
     (r"davidnet(\d+)?", lambda m, **sizes: DavidNet(int(m[1] or 64), **sizes)),
-    (r"toynet(\d+)x(\d+)", lambda m, image_size, **sizes: ToyNet(depth=int(m[1]), width=int(m[2]), **sizes)),
+    (r"toynet([1-9]\d*)x([1-9]\d*)", lambda m, image_size, **sizes: ToyNet(depth=int(m[1]), width=int(m[2]), **sizes)),
     (NAME.pattern, lambda m, **sizes: DeepNet(int(m[2]), int(m[3] or 16), m[1] == "resnet", m[4] or "", **sizes)),
     (r"vgg19(?:x(\d+))?(-nobn)?", lambda m, **sizes: VGG19(int(m[1] or 64), m[2] or "", **sizes)),
     (

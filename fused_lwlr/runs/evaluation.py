@@ -19,7 +19,9 @@ from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import load_weights
 
 
-def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console) -> None:
+def evaluate_only(
+    preset: str | None, asked: Mapping[str, Any], console: Console, where: Mapping[str, str] | None = None
+) -> None:
     """Test the weights, and their averages if they exist, and print the results; no file is written.
 
     With `out` the weights are from the latest checkpoint in that folder. Without a preset, the recipe is also from the
@@ -31,7 +33,10 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
     folder = Path(asked["out"]) if "out" in asked else None
     if folder is not None and "weights" in asked:
         raise ValueError("--weights and --out are both weights to test: give one of them")
-    recipe = resolve(preset, asked) if folder is None or preset is not None else _recipe_of_run(folder, asked)
+    if folder is None or preset is not None:
+        recipe = resolve(preset, asked, where=where)
+    else:
+        recipe = _recipe_of_run(folder, asked, where)
     if folder is not None:
         recipe = without_pretrained(recipe)  # the checkpoint has the weights
     # a test needs none of these, and may be on another device or another number of processes
@@ -56,10 +61,10 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
             console.print(f"{NAMES[name]}: {results}, over {each.count:,} {trainer.data.unit}")
 
 
-def _recipe_of_run(folder: Path, changes: Mapping[str, Any]) -> Recipe:
+def _recipe_of_run(folder: Path, changes: Mapping[str, Any], where: Mapping[str, str] | None) -> Recipe:
     """The recipe that a run was last started with, with some fields replaced."""
     starts = read_starts(folder)
     if not starts:
-        raise ValueError(f"{folder} has no run (run.json) to test: leave --out out to test a model as it comes")
+        raise ValueError(f"{folder} has no run (run.json) to test: without --out a new model is tested")
     fields = {name: value for name, value in starts[-1]["config"].items() if name in FIELDS}
-    return Recipe.from_dict({**fields, **changes})
+    return Recipe.from_dict({**fields, **changes}, where)

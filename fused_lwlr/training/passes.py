@@ -29,7 +29,10 @@ class Passes:
         self.mixing = None
         if recipe.mixup or recipe.cutmix:
             if self.micro % 2:
-                raise ValueError(f"--mixup and --cutmix pair images: --micro-batch {self.micro} must be even")
+                raise ValueError(
+                    f"--mixup and --cutmix pair the images of a pass, but it has {self.micro}: make it even "
+                    "(--batch-size or --micro-batch)"
+                )
             self.mixing = Mixing(
                 classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
                 smoothing=recipe.label_smoothing, seed=recipe.seed,

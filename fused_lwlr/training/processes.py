@@ -168,7 +168,7 @@ def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
             place = torch.device("cuda", gpu)
             # set first: an allocation on "cuda" makes a context on GPU 0, which takes memory there
             torch.cuda.set_device(place)
-        torch.empty(0, device=place)
+        torch.empty(0, device=place).cpu()  # meta has no values
     except (RuntimeError, AssertionError) as error:
         of_process = "" if gpu is None else f" by process {gpu} of this machine"
         raise ValueError(f"device={name!r} cannot be used{of_process} here: {str(error).splitlines()[0]}") from error

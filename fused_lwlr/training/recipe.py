@@ -261,7 +261,7 @@ class Recipe:
         None, "Decay of an average of the weights, which the step itself keeps; it is tested as well."
     )
 
-    epochs: PositiveFloat = _schedule(20.0, "Passes over the training data.")
+    epochs: Annotated[float, Field(gt=0, le=1e9)] = _schedule(20.0, "Passes over the training data.")
     steps: Count | None = _schedule(
         None, "Steps of the optimizer, in place of --epochs; warm-up and steps of the schedule keep their share."
     )
@@ -290,7 +290,7 @@ class Recipe:
     amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
     fsdp: bool = _schedule(False, "Shard the model over processes (FSDP2), where DDP copies it.")
 
-    seed: NonNegativeInt = _run(0, "Seed of weights, order of data, augmentation and dropout.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = _run(0, "Seed of weights, order of data, augmentation and dropout.")
     deterministic: bool | None = _run(
         None,
         "Only algorithms that give the same bits each time; on a GPU they are slower.",
@@ -391,6 +391,9 @@ class Recipe:
                 raise ValueError(
                     f"{place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
                 )
+        for name, value in values.items():
+            if isinstance(value, bool) and not isinstance(DEFAULTS[name], bool) and name != "deterministic":
+                raise ValueError(f"{place(name, where)} {str(value).lower()}: must not be true or false")
         try:
             return cls(**values)
         except ValidationError as error:

@@ -22,9 +22,16 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
         raise ValueError(f"--config {path}: must end in {', '.join(READERS)}")
     if not path.is_file():
         raise FileNotFoundError(f"--config {path}: there is no such file")
-    found = READERS[path.suffix](path, path.read_text(encoding="utf-8"))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--config {path} is not UTF-8 ({error.reason}): convert it") from error
+    found = READERS[path.suffix](path, text)
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"--config {path}: must be a table of options, such as batch_size")
+    for name in found:
+        if "-" in name and name.replace("-", "_") in found:
+            raise ValueError(f"--config {path} has {name} twice, also with underscores: give it once")
     return {name.replace("-", "_"): value for name, value in found.items() if value is not None}
 
 
@@ -42,7 +49,7 @@ def _yaml(path: Path, text: str) -> Any:
         raise ImportError(f"--config {path} needs PyYAML: pip install pyyaml, or write it as TOML") from error
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from error
 
 

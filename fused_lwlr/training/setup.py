@@ -18,6 +18,7 @@ from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
+from fused_lwlr.training.fields import flag
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.recipe_rules import ONLY
 
@@ -90,22 +91,24 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     model = build(recipe.model, classes=classes, **sizes, **arguments)
     if recipe.init == "lwlr":
         fused_lwlr.lwlr_init_(model)
+    if recipe.model.startswith("timm:"):
+        _check_size(recipe, model, sizes["channels"], image_size=sizes["image_size"])
     if recipe.test_size not in (None, sizes.get("image_size")):
-        _check_test_size(recipe, model, sizes["channels"])
+        _check_size(recipe, model, sizes["channels"], test_size=recipe.test_size)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
-def _check_test_size(recipe: Recipe, model: nn.Module, channels: int) -> None:
+def _check_size(recipe: Recipe, model: nn.Module, channels: int, **option: Any) -> None:
     """Refuse images of a size that the model does not take, before an epoch has passed."""
-    size: Any = recipe.test_size
+    [(name, size)] = option.items()
     model.eval()
     try:
         with torch.no_grad():
             model(torch.zeros(1, channels, size, size))
     except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"--test-size {size}: {recipe.model} takes images of its training alone ({error})") from error
+        raise ValueError(f"{flag(name)} {size}: {recipe.model} does not take images of this size ({error})") from error
     model.train()
 
 
@@ -120,7 +123,7 @@ def model_argument(text: str) -> tuple[str, Any]:
         raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError):
         return name, value
 
 

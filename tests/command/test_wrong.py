@@ -26,10 +26,13 @@ WRONG = [
      "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, "),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
+    ("train --device meta", "--device meta cannot be used here"),
+    ("train --model toynet0x16", "there is no model 'toynet0x16': choose from "),
+    ("report steps", "steps holds no run (run.json is missing or empty): give the folder (--out) of a training"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-methods, "),
-    ("report nowhere", "nowhere holds no run, since it has no run.json"),
+    ("report nowhere", "nowhere holds no run (run.json is missing or empty): give the folder"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
     ("calibrate --batch-size 5000 --device cpu",
@@ -37,6 +40,17 @@ WRONG = [
     ("train --batch-size 5000", "--batch-size 5000 is more than the 1437 examples of the training set: lower it"),
     ("train --micro-batch 60", "--micro-batch 60 does not divide the 64 examples that each process has of a batch"),
     ("train --lr fast", "--lr fast: "),
+    ("train --epochs 1e308", "--epochs 1e308: must be less than or equal to 1000000000"),
+    ("train --seed 99999999999999999999", "--seed 99999999999999999999: must be less than 9223372036854775808"),
+    ("train --image-size 400000", "can't allocate memory: you tried to allocate"),
+    (
+        "train --batch-size 63 --mixup 0.5",
+        "--mixup and --cutmix pair the images of a pass, but it has 63: make it even (--batch-size or --micro-batch)",
+    ),
+    (
+        "train --model timm:vit_tiny_patch16_224 --data synthetic --image-size 8",
+        "--image-size 8: timm:vit_tiny_patch16_224 does not take images of this size",
+    ),
     ("study methods --seeds 1", "--seeds 1: methods shows a spread over seeds, which takes two at least"),
     # options that do not go together, or have no meaning
     ("train --scaling elr", "--scaling elr needs --goal: the effective learning rate of layers"),
@@ -67,6 +81,7 @@ WRONG = [
     ("train --data python-docs --model gpt2 --model-args depth=2", "gpt2 does not take depth: choose from width"),
     ("train --data python-docs --model gpt2 --model-args width=6",
      "width=6, heads=4, hidden=24: all must be 1 or more"),
+    ("train --data python-docs --model gpt2 --model-args width={[]:1}", "gpt2 takes width as int, and not '{[]:1}'"),
     ("train --data hf:data --model gpt2", "--data hf:data needs a tokenizer: --tokenizer NAME or FILE"),
     ("train --tokenizer a.json", "--tokenizer is for text, not --data digits"),
     ("calibrate --tokenizer a.json", "--tokenizer is for text, not --data digits"),
@@ -103,6 +118,7 @@ WRONG = [
     ("train --rates few.json --device cpu",
      "--rates few.json is not for --model resnet, of whose layers it lacks blocks.0.bn1.bias: cal"),
     ("calibrate --out / --device cpu", "--out /: file '/' is a directory"),
+    ("calibrate --plot rates.xyz --device cpu", "--plot rates.xyz: must end in .eps, "),
     ("calibrate --plot . --device cpu", "--plot .: file '.' is a directory"),
     ("study balance --quick --jobs 1 --out bad.json", "bad.json/jobs: Not a directory"),
 ]  # fmt: skip
@@ -116,6 +132,7 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "lr").touch()
     (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "run.json").write_text("[]")
     (tmp_path / "two.tsv").write_text("one\ttwo\nthree\tfour\n")
     (tmp_path / "short.txt").write_text("short " * 15)
     stderr = run(line, 2).stderr.strip()

@@ -1,6 +1,7 @@
 """LayerRates: a mapping that can be kept, read and drawn."""
 
 import json
+import math
 
 import pytest
 
@@ -34,10 +35,20 @@ def test_json_round_trip_is_exact(rates, tmp_path):
     assert again.steps == 3
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": [{"name": "a"}], "steps": 1}', json.dumps({"layers": 3})])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\udcff", '{"layers": [{"name": "a"}], "steps": 1}', '{"layers": 3}'])
 def test_other_files_are_refused(text, tmp_path):
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.json").write_text(text, errors="surrogateescape")
     with pytest.raises(ValueError, match=r"x\.json does not hold layer rates"):
+        LayerRates.from_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("change", [{"name": 1}, {"eta": "1"}, {"eta": -1.0}, {"eta": math.nan}], ids=str)
+def test_values_of_other_types_are_refused(change, rates, tmp_path):
+    rates.to_json(tmp_path / "x.json")
+    content = json.loads((tmp_path / "x.json").read_text())
+    content["layers"][0] |= change
+    (tmp_path / "x.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"x\.json does not hold layer rates, .*: these are no name and multiplier: "):
         LayerRates.from_json(tmp_path / "x.json")
 
 

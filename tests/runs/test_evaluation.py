@@ -79,7 +79,9 @@ def test_refusals_are_one_line(command, folder):
 
     assert "--eval-only and --dry-run exclude each other" in told("train --eval-only --dry-run")
     assert "--data is missing: --preset resnet50-sgd" in told("train --eval-only --preset resnet50-sgd")
-    assert "nowhere has no run (run.json) to test: leave --out out" in told("train --eval-only --out nowhere")
+    assert "nowhere has no run (run.json) to test: without --out a new model is tested" in told(
+        "train --eval-only --out nowhere"
+    )
     assert "is for another model: blocks.2.conv1.weight" in told("train --eval-only --out run --model resnet20")
     for path in (folder / "checkpoints").iterdir():
         path.unlink()

@@ -167,5 +167,6 @@ def test_weights_of_a_file_from_the_command_line(straight, command, tmp_path):
     command(f"{line} --out {tmp_path / 'run'}")
     assert "there is no such file; give one such as" in command(f"{line} --out {tmp_path / 'other'}", code=2).output
     command(f"train --eval-only --out {tmp_path / 'run'}")
+    command(f"train --eval-only --config {tmp_path / 'run/recipe.toml'}")
     told = command(f"train --eval-only --out {tmp_path / 'run'} --init lwlr --weights {file}", code=2).output
     assert "--weights and --out are both weights to test: give one of them" in told

@@ -191,12 +191,17 @@ def test_a_file_is_between_the_preset_and_the_command_line(file, text, command, 
         ("--config a.toml", {"a.toml": "batch_size = 0"}, "a.toml: --batch-size 0: must be greater than or equal to 1"),
         ("--config a.toml", {"a.toml": "batchsize = 0"}, "a.toml: batchsize: there is no such option; did you mean"),
         ("--config a.toml --lr -1", {"a.toml": "lr = 0.1"}, "--lr -1: must be greater than or equal to 0"),
+        ("--config a.toml", {"a.toml": "# \udce4\nlr = 1"}, "--config a.toml is not UTF-8"),
+        ("--config a.yaml", {"a.yaml": "lr: 2020-13-45"}, "--config a.yaml: month must be in 1..12"),
+        ("--config a.toml", {"a.toml": "batch_size = true"}, "a.toml: --batch-size true: must not be true or false"),
+        ("--config a.toml", {"a.toml": "batch-size = 1\nbatch_size = 1"}, "--config a.toml has batch-size twice"),
+        ("--config a.toml --eval-only", {"a.toml": "batch_size = 0"}, "a.toml: --batch-size 0: must be greater than"),
         ("--model timm:resnet18 --pretrained --init lwlr", {}, "--init lwlr would overwrite the pretrained weights"),
     ],
 )  # fmt: skip
 def test_wrong_commands_get_one_line_in_the_users_spelling(line, files, message, command, tmp_path):
     for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8", errors="surrogateescape")
     stderr = command(f"train {line}", 2).stderr
     assert stderr.startswith(f"Error: {message}")
     assert stderr.count("\n") == 1

@@ -121,7 +121,7 @@ def test_each_pass_is_mixed_for_itself(data, monkeypatch, timm):
 
 
 def test_an_odd_number_of_images_has_no_pairs(data, timm):
-    with pytest.raises(ValueError, match="--mixup and --cutmix pair images: --micro-batch 3 must be even"):
+    with pytest.raises(ValueError, match="--mixup and --cutmix pair the images of a pass, but it has 3"):
         Trainer(dataclasses.replace(BASE, mixup=0.5, batch_size=9, micro_batch=3), ALONE, data)
 
 

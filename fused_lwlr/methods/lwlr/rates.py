@@ -1,6 +1,7 @@
 """Layer-wise learning rates: the result of a calibration, which can be printed, plotted, saved and passed on."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -195,8 +196,12 @@ class LayerRates(Mapping[str, float]):
         """
         try:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls([LayerRate(**layer) for layer in content["layers"]], content["steps"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            layers = [LayerRate(**layer) for layer in content["layers"]]
+            for row in layers:
+                if not (isinstance(row.name, str) and isinstance(row.eta, (int, float)) and 0 <= row.eta < math.inf):
+                    raise TypeError(f"these are no name and multiplier: {row.name!r}, {row.eta!r}")
+            return cls(layers, content["steps"])
+        except (ValueError, KeyError, TypeError) as error:
             lacks = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise ValueError(f"{path} does not hold layer rates, as calibrate writes them: {lacks}") from error
 
