@@ -160,13 +160,31 @@ def test_accumulation(take, size, device):
 
 @every_handle
 def test_closures(take, device):
+    """They are refused before they run, since they would step parameters."""
     model = Net().to(device)
     optimizer = ALL["sgd"](model.parameters())
     take(model, optimizer)
-    for arguments, named in (((lambda: None,), {}), ((), {"closure": lambda: None})):
+    called = []
+    for arguments, named in (((lambda: called.append(1),), {}), ((), {"closure": lambda: called.append(1)})):
         with pytest.raises(RuntimeError, match=rf"step\(closure\) after {take.__name__}\(\)"):
             optimizer.step(*arguments, **named)
+    assert not called
     optimizer.step(None)
+
+
+@every_handle
+def test_a_step_after_a_refused_scaler(take, device):
+    """It is not taken for a step of the scaler."""
+    model = Net().to(device)
+    optimizer = ALL["adamw"](model.named_parameters(), lr=0.1)
+    x = uniform((5, FEATURES), torch.float32, device)
+    with pytest.raises(RuntimeError, match="GradScaler"):
+        a_scaler(take, model, optimizer, x)
+    optimizer.zero_grad()
+    before = deepcopy(model.state_dict())
+    model(x).sum().backward()
+    optimizer.step()
+    assert not identical(model.state_dict(), before)
 
 
 @every_handle
