@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import every_backend, every_case
 from lazy import imaginary, negated
-from pairs import beside_torch, twin_parameters
+from pairs import beside_torch, compare_weights, twin_parameters
 from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train
 from tolerances import close, same
 
@@ -120,13 +120,12 @@ def test_half_precision_rounds_once(name, options, backend, dtype, device):
 
 @every_backend
 def test_momentum_and_dampening_in_tensors_of_one_element(backend, device):
-    named = parameters(SHAPES, torch.float32, device)
+    named, expected = twin_parameters(SHAPES, torch.float32, device)
     numbers = {"momentum": torch.tensor([0.75]), "dampening": torch.tensor([0.25])}
     tensors = OURS["sgd"](named, lr=0.03, **numbers, backend=backend)
-    floats = OURS["sgd"](expected := twin(named), lr=0.03, momentum=0.75, dampening=0.25, backend=backend)
+    floats = OURS["sgd"](expected, lr=0.03, momentum=0.75, dampening=0.25, backend=backend)
     train((tensors, floats), (named, expected), 2)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        same(p.detach(), q.detach())
+    compare_weights(same, named, expected)
 
 
 @every_case

@@ -129,8 +129,7 @@ def test_a_skipped_step_leaves_everything(name, backend, options, device):
 @every_case
 def test_a_step_that_raises_leaves_no_scale(name, backend, device):
     """The next step without a GradScaler is a plain one."""
-    named = parameters(SHAPES, torch.float32, device)
-    other = twin(named)
+    named, other = twin_parameters(SHAPES, torch.float32, device)
     ours, plain = (OURS[name](params, backend=backend, **OPTIONS[name]) for params in (named, other))
     gradients(named)
     hook = ours.register_step_pre_hook(lambda *_: 1 / 0)

@@ -120,7 +120,7 @@ def test_layer_stats_leave_zero_weights_out_of_the_mean(backend, device):
 
 @every_case
 def test_layer_stats_need_a_scaling(name, backend, device):
-    plain, named, _ = statistics(name, backend, device, None)
+    plain, _, _ = statistics(name, backend, device, None)
     with pytest.raises(RuntimeError, match=r"only with scaling="):
         plain.layer_stats()
 
