@@ -42,7 +42,7 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """`replace` with text, in UTF-8; bytes of file names that are not UTF-8 stay as they are."""
+    """`replace` with text, in UTF-8; file names that are not UTF-8 keep their bytes."""
     replace(path, lambda file: file.write(text.encode(errors="surrogateescape")))
 
 

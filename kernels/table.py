@@ -135,7 +135,7 @@ class Table:
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradient of each parameter.
 
-        The parameter stands in for an absent gradient, since gradients usually have its strides.
+        Returns the parameter in place of an absent gradient, since gradients usually have its strides.
         """
         # the detached tensors are not kept: they would hold the old memory of a parameter that moves
         return [

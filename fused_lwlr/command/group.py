@@ -32,7 +32,7 @@ EXTRA_CLI = {
 GIVE_WAY = 30
 """Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
 LEFT = re.compile("Connection (closed|reset) by peer")
-"""What gloo says when another process has ended."""
+"""The message of gloo when another process has ended."""
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The class of click, or of its copy in newer versions of typer."""

@@ -81,7 +81,7 @@ def train(
         from fused_lwlr.runs.evaluation import evaluate_only
 
         if "out" in asked and "weights" in where:
-            del asked["weights"]  # recipe.toml of a run has what it began with
+            del asked["weights"]  # a run records its initial weights in recipe.toml
         evaluate_only(preset, asked, Console(), where)
         return 0
     first = os.environ.get("RANK", "0") == "0"

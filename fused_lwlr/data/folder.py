@@ -59,7 +59,9 @@ def scan(path: Path) -> Listing[str]:
             f"data={root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
         )
     if root == path and len(parts := [name for name in classes if name.lower() in PARTS]) > 1:
-        raise ValueError(f"data={path} has {' and '.join(parts)}, which are no classes: name them train and val")
+        raise ValueError(
+            f"data={path} has {' and '.join(parts)}: name these folders train and val, or they count as classes"
+        )
     val = _validation(path) if root != path else None
     if val is None:
         return every_fifth(tuple(classes), _images(root, classes), str(root), "train/ and val/")

@@ -39,7 +39,7 @@ def open_documents(source: str) -> list[Any]:
         else:
             owner, *title = name.rstrip("/").split("/", 2)
             found = datasets.load_dataset("/".join([owner, *title[:1]]), *title[1:])
-    except Exception as error:  # of a file that cannot be read the package raises exceptions of its own
+    except Exception as error:  # the package has many exceptions for files that cannot be read
         cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = str(cause or error).partition("\n")[0]
         raise FileNotFoundError(
@@ -68,7 +68,7 @@ def texts(split: Any) -> Iterator[str]:
         for number, document in enumerate(part[COLUMN], start=first * TOGETHER):
             if not isinstance(document, str):
                 raise ValueError(
-                    f"document {number} of the data set, from 0, is {document!r:.40}, and not text: leave it out, and "
-                    "save the others with save_to_disk"
+                    f"document {number} (the first is 0) is {document!r:.40}, and not text: leave it out, and save the "
+                    "others with save_to_disk"
                 )
             yield document if document.endswith("\n") else f"{document}\n"

@@ -140,7 +140,7 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
 
 
 def _check_end(file: tarfile.TarFile, shard: str) -> None:
-    """Refuses a file that goes on after its last member, or has no end: tarfile stops at a damaged header silently."""
+    """Refuses a file without zeros after its last member, since tarfile stops silently at a damaged header."""
     content: Any = file.fileobj
     content.seek(file.offset)
     end = content.read(2 * tarfile.RECORDSIZE)

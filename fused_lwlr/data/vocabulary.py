@@ -65,7 +65,7 @@ class Tokenizer:
         """The tokens of each document.
 
         Raises:
-            ValueError: the tokenizer has no token for a part of the text, not even one for what it does not know.
+            ValueError: the tokenizer has no token for a part of the text, and no token for unknown text.
         """
         source = iter(documents)
         while group := list(islice(source, TOGETHER)):

@@ -27,8 +27,8 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
         )
     if stepped is None:
         raise RuntimeError(
-            "layer_stats() shows the last step, but there was none yet, or none since load_state_dict() or "
-            "step_in_backward(): call step() first"
+            "layer_stats() shows the last step, but step() was not called yet, or not since load_state_dict() or "
+            "step_in_backward(): call it first"
         )
     # a plan without any gradient has the statistics of an earlier step
     plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]

@@ -77,7 +77,7 @@ def compared(of: Any, step: int) -> str:
         return "diverges"
     if "division" in of:
         return cell(over[:, 0], "{:+.2f}")
-    verdicts = {comparison.compare(each)[2] for each in over.T}  # of a loss above the loss of equal rates
+    verdicts = {comparison.compare(each)[2] for each in over.T}  # are equal rates better?
     return "no" if "hurts" in verdicts else "undecided" if "undecided" in verdicts else "yes"
 
 

@@ -14,7 +14,7 @@ MODEL = "gpt6"
 WARMUP = 0.1
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
 RATES = {"single": "single", "layerwise": "layer-wise", "longer": "single, 1.15 × the steps"}
-"""The last one takes as many minibatches as a training of 200 steps and its calibration."""
+"""The last training uses as many minibatches as 200 steps and a calibration together."""
 CALIBRATION = 30
 """Minibatches."""
 LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}

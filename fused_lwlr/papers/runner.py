@@ -77,7 +77,7 @@ def run(
     folder = store.out / "failures"
     for name in names:
         (folder / f"{name}.txt").unlink(missing_ok=True)
-    with suppress(OSError):  # there is none, or it has other files
+    with suppress(OSError):  # the folder is missing, or holds other files
         folder.rmdir()
     done = {result["name"] for result in store.finished(jobs)}
     for name in done:

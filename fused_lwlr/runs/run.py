@@ -178,8 +178,8 @@ def _begun(checkpoints: Checkpoints) -> bool:
             )
         if mine < 0 and (folder / "model.pt").exists():
             raise ValueError(
-                f"{folder} has model.pt of a training, but no checkpoint to go on from: choose another folder (--out), "
-                "or delete model.pt to train again"
+                f"{folder} has model.pt, but no checkpoint of its training: choose another folder (--out), or delete "
+                "model.pt to train again"
             )
         return bool(mine >= 0)
 

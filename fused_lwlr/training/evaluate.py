@@ -29,7 +29,7 @@ def no_signals(wanted: bool) -> tuple[bool, bool]:
 
 
 def until_stopped(batches: Iterable[T], agree: Agree) -> Iterator[T]:
-    """Yields batches, of which all processes have the same number.
+    """Yields batches until a process asks for a stop. All processes need the same number of batches.
 
     Raises:
         StoppedError: `agree` returned a stop.

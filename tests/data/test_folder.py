@@ -138,7 +138,7 @@ def _loop(folder):
         (_flat_val, r"val has no sub-folders: sort its images into folders of their classes"),
         (_empty_class, r"n03 holds no images .*: add some, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
-        (_other_names, "has Train and validation, which are no classes: name them train and val"),
+        (_other_names, "has Train and validation: name these folders train and val"),
         (_loop, r"cannot list .*loop.*: Too many levels of symbolic links"),
     ],
 )

@@ -119,7 +119,7 @@ def test_data_sets_of_a_folder(kind, tokenizer, tmp_path):
 
 
 def test_a_folder_with_the_name_of_a_file_format(tokenizer, tmp_path, monkeypatch):
-    """Of load_dataset, "text" alone is all text of the current folder."""
+    """load_dataset("text") would load all text files of the current folder."""
     pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()

@@ -1,4 +1,4 @@
-"""What a measurement must leave as it was: tensors, gradients, modules and random number generators."""
+"""Checks that a measurement changes nothing: tensors, gradients, modules and random number generators."""
 
 import random
 from contextlib import contextmanager

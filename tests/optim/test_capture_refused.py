@@ -88,7 +88,7 @@ REFUSED = {
 )
 def test_refused(name, why, capturing, device):
     options, change, message = REFUSED[why]
-    # those of two devices differ in dtype, too
+    # parameters on two devices also differ in dtype
     more = parameters(SHAPES[:1], torch.bfloat16, device) if why == "two devices" else []
     named = [(f"p{i}", p) for i, (_, p) in enumerate(parameters(SHAPES, torch.float32, device) + more)]
     ours = ours_of(name, named, **options)

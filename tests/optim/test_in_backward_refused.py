@@ -1,4 +1,4 @@
-"""What steps during backward refuse, on the device of the model and with the optimizer on the CPU."""
+"""Errors of steps during backward, with the optimizer on the device of the model and on the CPU."""
 
 from copy import deepcopy
 

@@ -172,7 +172,7 @@ def test_after_a_step_without_gradients(name, backend, device):
     new = OURS[name](named, **OPTIONS[name], scaling=LARS(), backend=backend)
     for load in (lambda: None, lambda: new.load_state_dict(new.state_dict())):
         load()
-        with pytest.raises(RuntimeError, match=r"but there was none yet, or none since load_state_dict\(\)"):
+        with pytest.raises(RuntimeError, match=r"but step\(\) was not called yet, or not since load_state_dict\(\)"):
             new.layer_stats()
         train((new,), (named,), 1)
         new.layer_stats()

@@ -328,7 +328,7 @@ def fails_in_backward(device):
 
 @pytest.mark.parametrize("order", ["zero_grad model optimizer", "optimizer model", "model optimizer"])
 def test_a_checkpoint_after_backward_that_raises(order, stream, device):
-    """Weights and state are those of the checkpoint: no bucket that waits steps them or is copied over them."""
+    """Weights and state equal the checkpoint: no waiting bucket steps them or is copied over them."""
     model, optimizer, handle, (weights, state), go = fails_in_backward(device)
     calls = {
         "zero_grad": optimizer.zero_grad,

@@ -65,10 +65,10 @@ def check(table, jobs, columns, rivals, *, best="best lr", label=lambda of: f"{o
     """Each row has the accuracy at the setting with the lowest held-out loss, and its difference from a rival.
 
     Args:
-        columns: those that tell arms apart, each with its parameter of a job. The last one is the name of the arm.
+        columns: the columns that name an arm, each with its parameter of a job. The last one is the name of the arm.
         rivals: by the name of the arm.
         best: the column of the chosen setting.
-        label: what the table calls the setting of a job.
+        label: the name of a job's setting in the table.
 
     Returns:
         The values of jobs, by arm and setting.

@@ -142,7 +142,7 @@ def test_without_a_readable_image_a_validation_has_no_result(pictures, tmp_path,
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names on disks of other systems are characters")
 def test_names_may_be_any_bytes(pictures, tmp_path):
-    """Of the folder of the run, of a class and of an image that cannot be read."""
+    """The folder of the run, a class and an image that cannot be read have such names."""
     odd = os.fsdecode(b"caf\xe9")
     for part in ("train", "val"):
         (pictures / part / "temple-00").rename(pictures / part / odd)

@@ -111,7 +111,7 @@ def test_passes_are_averaged(data):
 @pytest.mark.long
 @pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
 def test_rates_equal_calibrate(amp, data):
-    """In float32, whatever the precision of the training."""
+    """calibrate measures in float32 at each precision of the training."""
     recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3, amp=amp)
     trainer, _ = trained(recipe, data, 1)
     torch.manual_seed(0)
