@@ -123,11 +123,19 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
                 folder, name = os.path.split(entry.name)
                 name, _, extension = name.partition(".")
                 key = os.path.join(folder, name)
+                image = f".{extension.lower()}" in EXTENSIONS
+                if image and (entry.islnk() or entry.issym()):
+                    raise ValueError(
+                        f"{shard} has a link for {entry.name}: pack the file itself (tar -h --hard-dereference)"
+                    )
                 if not entry.isfile():
                     continue
-                if f".{extension.lower()}" in EXTENSIONS:
+                if image:
+                    other = images.get(key)
+                    if other is not None and other.name != entry.name:
+                        raise ValueError(f"{shard} has {other.name} and {entry.name} for {key}.cls: keep one of them")
                     images[key] = Member(shard, entry.name, entry.offset_data, entry.size)
-                elif extension == "cls":
+                elif extension.lower() == "cls":
                     content: Any = file.extractfile(entry)
                     targets[key] = _class(content.read(DIGITS + 1), f"{shard}/{entry.name}")
             _check_end(file, shard)

@@ -108,6 +108,8 @@ REFUSED = {
     "images": ([("a.txt", b"x")], {}, r"a.tar holds no images \(.*\) with their classes \(.cls\)"),
     "few": ([("a.jpg", b"x"), ("a.cls", b"0"), ("b.jpg", b"x"), ("b.cls", b"1")], {}, "no class of five images"),
     "folder": ([], {"source": "photos", "val_data": "a.tar"}, "val_data='a.tar' goes with tar files, but the data are"),
+    "two images": ([("a.jpg", b"x"), ("a.png", b"x"), ("a.cls", b"0")], {}, "a.tar has a.jpg and a.png for a.cls"),
+    "upper case": ([("a.JPG", b"x"), ("a.CLS", b"cat")], {}, r"a.tar/a.CLS holds b'cat', and not the number"),
     "compressed": (None, {}, "not an uncompressed tar file"),
 }  # fmt: skip
 
@@ -122,6 +124,16 @@ def test_refused_files(kind, tmp_path, monkeypatch):
         pack("a.tar", members)
     with pytest.raises(ValueError, match=message):
         open_data(**{"source": "a.tar", "image_size": 8, "augmentation": "none", **options})
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_are_refused(kind, tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        link = tarfile.TarInfo("a.jpg")
+        link.type, link.linkname = kind, "b.jpg"
+        file.addfile(link)
+    with pytest.raises(ValueError, match=r"a.tar has a link for a.jpg: pack the file itself"):
+        open_data(tmp_path / "a.tar", image_size=8, augmentation="none")
 
 
 DAMAGES = {

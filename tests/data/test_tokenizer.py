@@ -172,7 +172,7 @@ def words(folder, datasets):
 
 
 WRONG = {
-    "no text": (no_text, "hf:data", "tokenizer.json", ValueError, "^document 1200 .the first is 0. is None, and not text"),
+    "no text": (no_text, "hf:data", "tokenizer.json", ValueError, "^document 1200 .the first is 0. is None, and"),
     "torn": (no_json, "hf:data", "tokenizer.json", FileNotFoundError, r"^data=hf:data cannot be loaded: .*JSON parse"),
     "no name": (None, "hf:", "tokenizer.json", ValueError, "^data=hf: lacks a name: give hf:OWNER/NAME"),
     "no tokens": (words, "text:text.txt", "none.json", ValueError, "^tokenizer=none.json has no tokens: train it"),
