@@ -14,7 +14,7 @@ MODEL = "gpt6"
 WARMUP = 0.1
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
 RATES = {"single": "single", "layerwise": "layer-wise", "longer": "single, 1.15 × the steps"}
-"""The last training uses as many minibatches as 200 steps and a calibration together."""
+"""Layer-wise rates need 30 minibatches for their calibration. With 200 steps, `longer` trains on 30 more instead."""
 CALIBRATION = 30
 """Minibatches."""
 LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}

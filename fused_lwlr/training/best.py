@@ -53,8 +53,7 @@ class Best:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the values of a checkpoint."""
-        self.score, self.reached = state["score"], state["reached"]
-        self.kept = state.get("kept", self.score)  # an older checkpoint has none
+        self.score, self.kept, self.reached = state["score"], state["kept"], state["reached"]
 
 
 def _score(found: Evaluation) -> float:
