@@ -230,7 +230,7 @@ def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
 def test_results_without_checkpoints_are_not_overwritten(straight, tmp_path):
     folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(ValueError, match=r"has model.pt of a training, but no checkpoint .*: choose another folder"):
+    with pytest.raises(ValueError, match=r"has model.pt, but no checkpoint .*: choose another folder"):
         running.run(dataclasses.replace(RUNS[0], lr=0.5, out=str(folder)))
     assert_equal_runs(straight(RUNS[0]), folder)
 
