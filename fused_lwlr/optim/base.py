@@ -295,6 +295,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         try:
             if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
+                plans.release_gradients()
                 plans = None
             if capturing:
                 check_capture(self.options, groups, plans)

@@ -20,7 +20,7 @@ from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plan import plans_of
+from fused_lwlr.optim.plan import Plan, plans_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.state import drop_stale
 from fused_lwlr.optim.uninterrupted import uninterrupted
@@ -75,10 +75,11 @@ class Plans:
         # the addresses after the first step, see `_places_of`, and a check of the forms that parameters have then
         self._places: Any = None
         self._have_same_forms: Callable[..., bool]
-        self._present: list[bool] = []
-        # the parameters that had a gradient in the last step; None before the first step
-        self._last: list[bool] | None = None
-        self._set_present([member.grad is not None for member in self._members])
+        # for each member, whether it has a gradient; the same of the last step, None before the first step
+        self._present: bytes = b""
+        self._last: bytes | None = None
+        self._launched: list[Plan] = []
+        self._note_present()
 
     def take_gradients(
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
@@ -91,9 +92,6 @@ class Plans:
         if self._places_of(states) != self._places or not self._have_same_forms(*self._local_params()):
             return False
         grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
-        present = list(map(EXISTS, grads))
-        if present != self._present and not self._fits_any_gradients:
-            return False
         if self._distributed:
             if not all(param.grad is None or same_placement(param.grad, param) for param in self._params):
                 return False
@@ -101,11 +99,10 @@ class Plans:
         begin = 0
         for plan in self.plans:
             if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
-                self.release_gradients()
                 return False
-        if present != self._present:
-            self._set_present(present)
-        return True
+        before = self._present
+        self._note_present()
+        return self._present == before or self._fits_any_gradients
 
     def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> SkipReport | None:
         """Steps every parameter that has a gradient, and stores the state that was made for it.
@@ -120,7 +117,7 @@ class Plans:
             check_modes()
         hyper = [hyper_row(options, groups[number], layer, self._largest) for number, layer in self._hyper]
         if self._targets:
-            # see `_set_present`
+            # see `_note_present`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         report, decisions = None, [Decision(self._scale)] * len(plans)
         if self._sharded is not None and (self._scale is not None or options.needs_totals):
@@ -183,8 +180,11 @@ class Plans:
             # a sparse tensor, or an entry that is not a tensor
             return None
 
-    def _set_present(self, present: list[bool]) -> None:
-        """Notes which parameters have a gradient, and which plans are launched."""
+    def _note_present(self) -> None:
+        """Notes which members have a gradient, and which plans are launched."""
+        present = b"".join([plan.table.gradients.present for plan in self.plans])
+        if present == self._present:
+            return
         self._present = present
         if self._targets:
             for plan in self.plans:
@@ -195,7 +195,7 @@ class Plans:
         self._launched = [
             plan
             for plan in self.plans
-            if any(present) and (self._sharded is not None or plan.has_gradients or plan.rescales)
+            if 1 in present and (self._sharded is not None or plan.has_gradients or plan.rescales)
         ]
 
 
