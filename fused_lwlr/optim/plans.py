@@ -20,7 +20,7 @@ from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plan import Plan, plans_of
+from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.state import drop_stale
 from fused_lwlr.optim.uninterrupted import uninterrupted
@@ -76,10 +76,9 @@ class Plans:
         self._places: Any = None
         self._have_same_forms: Callable[..., bool]
         # for each member, whether it has a gradient; the same of the last step, None before the first step
-        self._present: bytes = b""
+        self._present: bytes
         self._last: bytes | None = None
-        self._launched: list[Plan] = []
-        self._note_present()
+        self._set_present(self._present_in_tables())
 
     def take_gradients(
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
@@ -100,9 +99,12 @@ class Plans:
         for plan in self.plans:
             if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
                 return False
-        before = self._present
-        self._note_present()
-        return self._present == before or self._fits_any_gradients
+        present = self._present_in_tables()
+        if present != self._present:
+            if not self._fits_any_gradients:
+                return False
+            self._set_present(present)
+        return True
 
     def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> SkipReport | None:
         """Steps every parameter that has a gradient, and stores the state that was made for it.
@@ -117,7 +119,7 @@ class Plans:
             check_modes()
         hyper = [hyper_row(options, groups[number], layer, self._largest) for number, layer in self._hyper]
         if self._targets:
-            # see `_note_present`
+            # see `_set_present`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         report, decisions = None, [Decision(self._scale)] * len(plans)
         if self._sharded is not None and (self._scale is not None or options.needs_totals):
@@ -180,11 +182,11 @@ class Plans:
             # a sparse tensor, or an entry that is not a tensor
             return None
 
-    def _note_present(self) -> None:
+    def _present_in_tables(self) -> bytes:
+        return b"".join([plan.table.gradients.present for plan in self.plans])
+
+    def _set_present(self, present: bytes) -> None:
         """Notes which members have a gradient, and which plans are launched."""
-        present = b"".join([plan.table.gradients.present for plan in self.plans])
-        if present == self._present:
-            return
         self._present = present
         if self._targets:
             for plan in self.plans:
