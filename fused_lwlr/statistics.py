@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, is_
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +12,10 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.kernels.table import addresses_of
-from fused_lwlr.kernels.tensors import joined
+from fused_lwlr.kernels.tensors import form_check, joined
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable
 from fused_lwlr.shards import Completion, completion_of, local, local_row
-
-SHAPE = attrgetter("shape")
 
 
 class Columns:
@@ -175,21 +172,16 @@ class _Kept:
         self.backend = backend
         params = list(map(local, self._params))
         self.table = Table({"param": params, "grad": self._grads()}, rows)
-        self._places = _places(params)
+        self._addresses, self._have_same_forms = addresses_of(params), form_check(params)
 
     def take(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
         params = list(map(local, self._params))
-        same = all(map(is_, params, self.table.columns["param"])) and _places(params) == self._places
+        same = self._have_same_forms(*params) and addresses_of(params) == self._addresses
         return same and self.table.accept_gradients(self._grads())
 
     def _grads(self) -> list[Tensor | None]:
         return [local(param.grad) for param in self._params]
-
-
-def _places(tensors: Sequence[Tensor]) -> list[Any]:
-    """Returns the address, shape and strides of every tensor; the address is 0 without memory."""
-    return [*zip(addresses_of(tensors), map(SHAPE, tensors), map(Tensor.stride, tensors), strict=True)]
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

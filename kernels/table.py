@@ -1,7 +1,6 @@
 """The input of one launch: parallel columns of tensors, and a list of rows."""
 
 import warnings
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import compress
@@ -20,20 +19,6 @@ POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 SMALL = 1 << 42
 """Below most addresses. A tensor whose memory was freed has its offset in bytes as data pointer, a small number."""
-
-
-class Gradients(NamedTuple):
-    """The gradients of a step.
-
-    Attributes:
-        present: one byte for each parameter: 1 if it has a gradient.
-        addresses: the data pointer of each gradient, int64; 0 if it is absent or empty.
-        forms: another number when gradients may have other strides or lazy bits than before.
-    """
-
-    present: bytes
-    addresses: bytes
-    forms: int = 0
 
 
 class Row(NamedTuple):
@@ -77,7 +62,9 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        gradients: the gradients of the next step. Remains the same object while they are where they were.
+        present: for each parameter, whether it has a gradient in the next step, bool [params].
+        grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
+        grad_forms: another number when gradients may have other strides or lazy bits than before.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
@@ -94,8 +81,8 @@ class Table:
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
-        present = bytes([grad is not None for grad in grads])
-        self.gradients = Gradients(present, np.array(addresses_of(grads), dtype=np.int64).tobytes())
+        self.present = np.array([grad is not None for grad in grads], dtype=bool)
+        self.grad_addresses, self.grad_forms = np.array(addresses_of(grads), dtype=np.int64), 0
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
     def accept_gradients(self, grads: Sequence[Any]) -> bool:
@@ -108,8 +95,8 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        present = bytes(map(EXISTS, grads))
-        there, forms = list(compress(grads, present)), self.gradients.forms
+        present = list(map(EXISTS, grads))
+        there = list(compress(grads, present))
         complete = len(there) == len(grads)
         examples = there if complete else self.examples(grads)
         same = self._have_same_forms(*examples)
@@ -119,16 +106,11 @@ class Table:
         if min(addresses, default=SMALL) < SMALL and not all(map(_has_memory, there, addresses)):
             return False
         if not same:
-            self._have_same_forms, forms = form_check(examples), forms + 1
-        places: Any
-        if complete:
-            places = array("q", addresses)
-        else:
-            places = np.zeros(len(grads), dtype=np.int64)
-            places[np.frombuffer(present, dtype=bool)] = addresses
-        found = Gradients(present, places.tobytes(), forms)
-        if found != self.gradients:
-            self.gradients = found
+            self._have_same_forms = form_check(examples)
+            self.grad_forms += 1
+        self.present = np.array(present, dtype=bool)
+        self.grad_addresses = np.zeros(len(grads), dtype=np.int64)
+        self.grad_addresses[self.present] = addresses
         self.columns["grad"] = tuple(grads)
         return True
 
@@ -168,7 +150,7 @@ class Table:
     @property
     def stepped(self) -> np.ndarray:
         """For each row, whether its parameter has a gradient in the last or next step, bool [rows]."""
-        stepped: np.ndarray = np.frombuffer(self.gradients.present, dtype=bool)[self.tensor_of_row]
+        stepped: np.ndarray = self.present[self.tensor_of_row]
         return stepped
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:

@@ -87,8 +87,6 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The options that do not change after construction."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
-    _plans: Plans | None = None
-    """The plans of the last step of all parameters."""
     _last_plans: tuple[Plans, ...] | None = None
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[Plans, ...] = ()
@@ -226,7 +224,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # the first condition avoids the second call, which would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if not capturing:
+        if self._skip_report is not None and not capturing:
             self._report()
         loss = None
         if closure is not None:
@@ -252,8 +250,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
             self._last_plans = self._buckets.end_step()
         else:
-            self._plans = self.step_by(self._plans, None, loss_scale, capturing=capturing)
-            self._last_plans = (self._plans,)
+            self._last_plans = (self.step_by(0, None, loss_scale, capturing=capturing),)
         if self._skip_report is not None and self._skip_report.arrived is None:
             self._report()
         return loss
@@ -270,12 +267,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
         self.options = replace(self.options, in_backward=buckets is not None)
-        self._buckets, self._plans, self._last_plans = buckets, None, None
+        self._buckets, self._last_plans = buckets, None
 
     @torch.no_grad()
     def step_by(
         self,
-        plans: Plans | None,
+        number: int,
         bucket: Sequence[Tensor] | None,
         loss_scale: Gate | None = None,
         *,
@@ -284,7 +281,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Takes a step by plans, or by new plans if they do not fit. Returns the plans.
 
         Args:
-            plans: the plans of the step before, or None.
+            number: the number of the bucket in the step.
             bucket: the parameters to step, of any shape and dtype, each with a gradient; None for all parameters.
             loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
             capturing: whether the step is captured in a CUDA graph.
@@ -292,7 +289,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError, ValueError: as `step`.
         """
-        groups = self.param_groups
+        groups, last = self.param_groups, self._last_plans or ()
+        plans = last[number] if number < len(last) else None
         try:
             if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
                 plans.release_gradients()
@@ -444,7 +442,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
-        self._plans, self._last_plans = None, None
+        self._last_plans = None
 
     def __repr__(self) -> str:
         groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
-from fused_lwlr.scaling import BalancedLR
 
 
 @dataclass
@@ -95,17 +94,18 @@ def decide(
         totals = totals_of(found, [plan.counts_for_max_norm for plan in plans] if rescales else None)
         gates, report = gates_of(options, plans, gates, totals, (sums[:, NONFINITE] for sums in found))
         if options.balances:
-            scales = balanced(plans, [sums[:, WEIGHT_SQ_SUM] for sums in found])
+            scales = balanced(options, plans, [sums[:, WEIGHT_SQ_SUM] for sums in found])
     return list(map(Decision, scales, gates)), report
 
 
-def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:
+def balanced(options: StepOptions, plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:
     """Returns the factors of `BalancedLR` for each plan, from Σw² of each row of each plan."""
     # a norm of 0 does not count
     sums = [
         torch.where(plan.scaled & plan.stepped(), own, 0.0) for plan, own in zip(plans, weight_sq_sums, strict=True)
     ]
-    factors = BalancedLR.factors(joined(sums).sqrt()).split([len(own) for own in sums])
+    scaling: Any = options.scaling
+    factors = scaling.factors(joined(sums).sqrt()).split([len(own) for own in sums])
     return [Factors(own.to(plan.device), "direction") for own, plan in zip(factors, plans, strict=True)]
 
 

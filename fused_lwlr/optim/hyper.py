@@ -21,10 +21,9 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
         ValueError: a finite number that is larger, or an invalid decay of the average.
     """
     lr, weight_decay = group["lr"], group["weight_decay"]
-    if type(lr) is not float or type(weight_decay) is not float:
-        # the momentum buffer takes lr as a number
-        lr = float(lr) if options.lr_in_momentum else _number(lr, group)
-        weight_decay = _number(weight_decay, group)
+    # the momentum buffer takes lr as a number
+    lr = _on_device(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
+    weight_decay = _on_device(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     own, factor, per_lr = group, 1.0, 0.0
     if layer != SAME:
         own = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
@@ -50,8 +49,8 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     return row
 
 
-def _number(value: Any, group: dict[str, Any]) -> Number:
+def _on_device(value: Tensor, group: dict[str, Any]) -> Number:
     """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
-    if not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
+    if not (value.is_cuda or group["capturable"]):
         return float(value)
     return value if value.dtype in (torch.float32, torch.float64) else value.float()

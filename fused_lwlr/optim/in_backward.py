@@ -25,10 +25,9 @@ class StepInBackward:
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._bucket: list[Tensor] = []
         self._bytes = 0
-        # the parameters whose gradients this step has seen, and the plans of its buckets and of the last step's
+        # the parameters whose gradients this step has seen, and the plans of its buckets
         self._seen: set[int] = set()
         self._plans: list[Plans] = []
-        self._last_plans: tuple[Plans, ...] = ()
         optimizer.use_buckets(self)
         # None after remove()
         self._handles: list[Any] | None = [
@@ -89,9 +88,9 @@ class StepInBackward:
         if left:
             self._end_bucket(left)
         self._wait()
-        self._last_plans, self._plans = tuple(self._plans), []
+        plans, self._plans = tuple(self._plans), []
         self._seen.clear()
-        return self._last_plans
+        return plans
 
     def _refuse_unhooked(self, param: Tensor) -> NoReturn:
         raise RuntimeError(
@@ -114,9 +113,7 @@ class StepInBackward:
 
     def _step_bucket(self, params: list[Tensor]) -> None:
         """Steps parameters by the plans of the bucket with the same number in the last step, and frees gradients."""
-        number = len(self._plans)
-        known = self._last_plans[number] if number < len(self._last_plans) else None
-        self._plans.append(self._optimizer.step_by(known, params))
+        self._plans.append(self._optimizer.step_by(len(self._plans), params))
         for param in params:
             param.grad = None
 

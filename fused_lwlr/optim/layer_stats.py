@@ -6,7 +6,7 @@ import torch
 
 from fused_lwlr.kernels.tensors import joined, uploaded
 from fused_lwlr.optim.plans import Plans
-from fused_lwlr.scaling import Scaling
+from fused_lwlr.scaling import BalancedLR, Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
@@ -20,7 +20,7 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
         raise RuntimeError(
             "steps compute norms only with scaling=: use fused_lwlr.layer_statistics(model) after backward() instead"
         )
-    if not scaling.measures:
+    if isinstance(scaling, BalancedLR):
         raise RuntimeError(
             f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"

@@ -15,7 +15,7 @@ from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.option_table import HALF, OPTIONS, Nonfinite, check_option, names_of
 from fused_lwlr.rescaling import ScaleInvariant
-from fused_lwlr.scaling import Scaling
+from fused_lwlr.scaling import BalancedLR, Scaling
 
 Entries = Mapping[str, float | Mapping[str, Any]]
 Layers = Entries | Sequence[Entries] | None
@@ -164,7 +164,7 @@ class StepOptions:
     @cached_property
     def balances(self) -> bool:
         """Whether factors come from the norms of all weights before the step, and not from each layer's own norms."""
-        return self.scaling is not None and not self.scaling.measures
+        return isinstance(self.scaling, BalancedLR)
 
     @cached_property
     def on_spheres(self) -> bool:

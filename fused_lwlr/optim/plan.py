@@ -69,12 +69,13 @@ class Plan:
     @property
     def has_gradients(self) -> bool:
         """Whether any parameter has a gradient in the last or next step."""
-        return 1 in self.table.gradients.present
+        return bool(self.table.present.any())
 
     def stepped(self) -> Tensor:
         """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
-        if self.table.gradients.present != self._present:
-            self._present = self.table.gradients.present
+        present = self.table.present.tobytes()
+        if present != self._present:
+            self._present = present
             self._stepped = uploaded(torch.from_numpy(self.table.stepped), self.device)
         return self._stepped
 
@@ -86,11 +87,11 @@ class Plan:
     def count(self) -> None:
         """Counts a step of the parameters that had a gradient, if the host counts steps."""
         if self._counts:
-            self.table.steps[np.frombuffer(self.table.gradients.present, dtype=bool)] += 1
+            self.table.steps[self.table.present] += 1
 
     def store(self, states: Any, *, stepped: bool) -> None:
         """Stores the state of the members that had a gradient in this step, or of the others."""
-        for i, (member, present) in enumerate(zip(self.members, self.table.gradients.present, strict=True)):
+        for i, (member, present) in enumerate(zip(self.members, self.table.present, strict=True)):
             if member.is_stepped and bool(present) is stepped:
                 if not self._counts and stepped:
                     # the first step is over

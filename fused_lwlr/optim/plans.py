@@ -88,7 +88,8 @@ class Plans:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
-        if self._places_of(states) != self._places or not self._have_same_forms(*self._local_params()):
+        params = list(map(local, self._params)) if self._distributed else self._params
+        if self._places_of(params, states) != self._places or not self._have_same_forms(*params):
             return False
         grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
         if self._distributed:
@@ -150,8 +151,8 @@ class Plans:
                 drop_stale(options, groups, states)
                 # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
                 if all(plan.addressable for plan in self.plans):
-                    self._places = self._places_of(states)
-                    self._have_same_forms = form_check(self._local_params())
+                    params = list(map(local, self._params))
+                    self._places, self._have_same_forms = self._places_of(params, states), form_check(params)
             self._last = self._present
         return report
 
@@ -165,10 +166,7 @@ class Plans:
         """Whether the last step was taken with the same parameters that have a gradient now."""
         return self._last == self._present
 
-    def _local_params(self) -> list[Tensor]:
-        return list(map(local, self._params)) if self._distributed else self._params
-
-    def _places_of(self, states: Any) -> Any:
+    def _places_of(self, params: Sequence[Tensor], states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
         own = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
         entries: Any = filter(EXISTS, chain.from_iterable(map(dict.values, own)))
@@ -177,13 +175,13 @@ class Plans:
         # two parameters may exchange their state
         owners = None if self._is_bucket else list(map(id, states))
         try:
-            return list(map(POINTER, self._local_params())), list(map(POINTER, entries)), owners
+            return list(map(POINTER, params)), list(map(POINTER, entries)), owners
         except (RuntimeError, TypeError):
             # a sparse tensor, or an entry that is not a tensor
             return None
 
     def _present_in_tables(self) -> bytes:
-        return b"".join([plan.table.gradients.present for plan in self.plans])
+        return b"".join([plan.table.present.tobytes() for plan in self.plans])
 
     def _set_present(self, present: bytes) -> None:
         """Notes which members have a gradient, and which plans are launched."""

@@ -56,7 +56,8 @@ class Sharded:
         totals = totals_of([sums], [self._counts_for_max_norm])
         gates, report = gates_of(options, self._plans, gates, totals, sums[:, NONFINITE].split(self._counts))
         if options.balances:
-            return list(map(Decision, balanced(self._plans, sums[:, WEIGHT_SQ_SUM].split(self._counts)), gates)), report
+            factors = balanced(options, self._plans, sums[:, WEIGHT_SQ_SUM].split(self._counts))
+            return list(map(Decision, factors, gates)), report
         if scale is None:
             return [Decision(gate=gate) for gate in gates], report
         scaled = self._scaled & self._stepped

@@ -29,7 +29,6 @@ class BalancedLR(Scaling):
     """
 
     targets = ("direction",)
-    measures = False
 
     def scale(self, rule: Rule) -> None:
         """Returns None: `factors` computes the factors of all layers together.

@@ -43,8 +43,6 @@ class Scaling:
         formula: computes the factor from statistics of a layer and fields of the class. It takes the ones that its
             signature names, see `fused_lwlr.kernels.Scale`.
         bias_correction: whether the rule corrects its moments for their start at 0.
-        measures: whether a step measures the norms of the gradients; False if the factors only depend on the
-            norms of the weights before the step.
 
     Raises:
         ValueError: `select` is neither a name, names and patterns, nor a predicate.
@@ -56,7 +54,6 @@ class Scaling:
     formula: ClassVar[Callable[..., Tensor]]
     # not annotated: a field of a subclass would have its place before the subclass's other fields
     bias_correction = True
-    measures: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         if "__repr__" not in vars(cls):

@@ -10,6 +10,7 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.layer_options import slices_of
+from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.scaling.base import weights
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.records import LayerValues
@@ -31,7 +32,7 @@ class LayerProbe:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
         scaling = getattr(optimizer, "scaling", None)
         self._optimizer: Any = optimizer
-        self._from_step = scaling is not None and scaling.measures
+        self._from_step = scaling is not None and not isinstance(scaling, BalancedLR)
         self._params = dict(model.named_parameters())
         self._measure = StatisticsPass(layers_of(model), backend)
         self._armed = self._measuring = False

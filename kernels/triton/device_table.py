@@ -60,7 +60,7 @@ class DeviceTable:
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         tiles: the number of tiles of all rows.
-        workspaces: the memory of each operation, see `workspace_of`.
+        workspaces: the memory of each operation, by its arguments.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
@@ -74,7 +74,8 @@ class DeviceTable:
         self.rescales = bool(layout.rescaled.any())
         self.workspaces: dict[Any, Workspace] = {}
         self.items: dict[Any, Tensor] = {}
-        self._gradients: Any = None
+        self._present: Any = None
+        self._forms = -1
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
@@ -116,8 +117,7 @@ class DeviceTable:
 
         With `measured` of a workspace, the flags say for which rows Σw² in that workspace is still right.
         """
-        if table.gradients is not self._gradients:
-            self._accept_gradients(table)
+        self._accept_gradients(table)
         for name, index, scratch in self._copied:
             scratch.copy_(real(table.columns[name][index]))
         if numbers is not None:
@@ -134,12 +134,11 @@ class DeviceTable:
 
     def _accept_gradients(self, table: Table) -> None:
         """Sets the addresses of gradients and the active rows."""
-        new, before = table.gradients, self._gradients
-        self._gradients = new
-        others = before is None or new.present != before.present
-        reshaped = before is None or new.forms != before.forms
+        others = self._present is None or not np.array_equal(table.present, self._present)
+        reshaped = table.grad_forms != self._forms
+        self._present, self._forms = table.present, table.grad_forms
         if others:
-            self._activate(np.frombuffer(new.present, dtype=bool))
+            self._activate(table.present)
         if reshaped:
             # also for absent gradients
             self._scratch["grad"] = self._layout.scratch_of(table.examples(table.columns["grad"]))
@@ -150,11 +149,11 @@ class DeviceTable:
                 for index, scratch in tensors.items()
                 if self._active_params[index] and table.columns[name][index] is not None
             ]
-        self._point("grad", new.addresses)
+        self._point("grad", table.grad_addresses)
 
-    def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
+    def _point(self, name: str, addresses: np.ndarray | Sequence[int]) -> None:
         """Sets the addresses of a column's rows. An address of a tensor is 0 if the tensor is absent or empty."""
-        found = np.array(np.frombuffer(addresses, np.int64) if isinstance(addresses, bytes) else addresses, np.int64)
+        found = np.array(addresses, dtype=np.int64)
         for i, tensor in self._scratch[name].items():
             if found[i]:
                 found[i] = tensor.data_ptr()
@@ -209,18 +208,11 @@ class DeviceTable:
         numel: np.ndarray = np.where(self.active, self.numel, 0)
         return numel
 
-    def items_of(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns the items of active rows, on the device; `make` returns them on the host, int32 [n, 2]."""
-        if key not in self.items:
-            # a new tensor each time, since a graph may still read the old one
-            self.items[key] = uploaded(torch.from_numpy(make()), self.buffer.device)
+    def add_items(self, key: Any, items: np.ndarray) -> Tensor:
+        """Keeps items of active rows, int32 [n, 2], and returns them on the device."""
+        # a new tensor each time, since a graph may still read the old one
+        self.items[key] = uploaded(torch.from_numpy(items), self.buffer.device)
         return self.items[key]
-
-    def workspace_of(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> Workspace:
-        """Returns the memory of an operation, which `make` makes once."""
-        if key not in self.workspaces:
-            self.workspaces[key] = Workspace(make())
-        return self.workspaces[key]
 
     def memory(self) -> Iterator[Tensor]:
         """Yields all memory that launches use, but for the columns."""

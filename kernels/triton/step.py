@@ -59,9 +59,9 @@ def prepare(
         return _queued(table, device_table, rule, numbers, scale, gate or Gate(), write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    items = device_table.items_of(
-        "tiles", lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block)
-    )
+    items = device_table.items.get("tiles")
+    if items is None:
+        items = device_table.add_items("tiles", work.tile_list(device_table.active_numel, sizes_of(device).step_block))
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
     if kernel is None:
@@ -105,9 +105,15 @@ def _queued(
     device, states = device_table.buffer.device, len(rule.states)
     rescale = gate.totals is not None and device_table.rescales
     programs, most = residents(device, least_resident("queue", states), PER_PROCESSOR)
-    workspace = queue_workspace(device_table, target, retracts=retraction is not None)
+    place = target, retraction is not None
+    workspace = device_table.workspaces.get(place)
+    if workspace is None:
+        workspace = device_table.workspaces[place] = queue_workspace(device_table, *place)
     device_table.refresh(table, numbers, workspace.measured)
-    items = queue_items(device_table, target, programs, norms=not write or formula is not None, updates=write)
+    job = target, programs, not write or formula is not None, write
+    items = device_table.items.get(job)
+    if items is None:
+        items = device_table.add_items(job, queue_items(device_table, *job))
     arguments = (
         device_table.tiles, *workspace.tensors, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
         rounding_seed,
@@ -136,51 +142,43 @@ def _queued(
     return take
 
 
-def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts: bool) -> Workspace:
+def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bool) -> Workspace:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
     `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
     """
-
-    def make() -> tuple[Tensor, ...]:
-        device = table.buffer.device
-        # without norm items no result is stored for a row or a tile
-        rows, tiles = (0, 0) if target is None else (table.rows, table.tiles)
-        names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
-        statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
-        # a row without elements has no item: its factor stays 1
-        statistics[:, names.index("scale")] = 1
-        return (
-            torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
-            torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
-            torch.zeros(tiles, dtype=torch.int32, device=device),
-            torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
-            statistics,
-        )
-
-    return table.workspace_of((target, retracts), make)
+    device = table.buffer.device
+    # without norm items no result is stored for a row or a tile
+    rows, tiles = (0, 0) if target is None else (table.rows, table.tiles)
+    names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
+    statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
+    # a row without elements has no item: its factor stays 1
+    statistics[:, names.index("scale")] = 1
+    return Workspace((
+        torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
+        torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
+        torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
+        statistics,
+    ))  # fmt: skip
 
 
 def queue_items(
-    table: DeviceTable, target: ScaleTarget | None, programs: int, *, norms: bool, updates: bool
-) -> Tensor:  # fmt: skip
+    table: DeviceTable, target: ScaleTarget | None, programs: int, norms: bool, updates: bool
+) -> np.ndarray:
     """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`.
 
     `programs` run at once.
     """
-
-    def make() -> np.ndarray:
-        sizes, segments = sizes_of(table.buffer.device), 2 * np.arange(table.rows) + updates
-        if norms and updates:
-            # norms read only the gradient, or, for a direction, all columns except the average
-            itemsizes, numel = table.itemsizes, table.active_numel
-            itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
-            counts = -(-numel // sizes.queue_tile)
-            segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
-        active = segments[table.active[segments >> 1]]
-        return work.item_list(active, table.numel, sizes.queue_tile)
-
-    return table.items_of((target, programs, norms, updates), make)
+    sizes, segments = sizes_of(table.buffer.device), 2 * np.arange(table.rows) + updates
+    if norms and updates:
+        # norms read only the gradient, or, for a direction, all columns except the average
+        itemsizes, numel = table.itemsizes, table.active_numel
+        itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
+        counts = -(-numel // sizes.queue_tile)
+        segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
+    active = segments[table.active[segments >> 1]]
+    return work.item_list(active, table.numel, sizes.queue_tile)
 
 
 def _queue_kernel(

@@ -252,11 +252,11 @@ def test_a_hook_that_fails(name, register, device):
     handle = getattr(optimizer, register)(hook)
     checkpoint = spoiled(optimizer, ("param_groups", 0, "maximize"), True)
     other, others = deepcopy((optimizer, named))
-    before, plan = snapshot(optimizer, named), optimizer._plans
+    before, plan = snapshot(optimizer, named), optimizer._last_plans[0]
     with pytest.raises(KeyError, match="from the hook"):
         optimizer.load_state_dict(checkpoint)
     assert identical(snapshot(optimizer, named), before)
-    assert optimizer._plans is plan
+    assert optimizer._last_plans[0] is plan
     train((optimizer, other), (named, others), 1)
     compare(same, optimizer, other, named, others)
     handle.remove()

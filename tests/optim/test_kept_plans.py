@@ -54,12 +54,12 @@ def test_changes(change, backend):
         param.grad = torch.ones_like(param)
     for _ in range(2):
         optimizer.step()
-    before, (apply, kept) = optimizer._plans, CHANGES[change]
+    before, (apply, kept) = optimizer._last_plans[0], CHANGES[change]
     # memory that is replaced must stay, so that nothing new takes its address
     memory = [*(param.data for param in params), *(buffer_of(optimizer, i).data for i in range(3))]
     apply(optimizer, params)
     optimizer.step()
-    assert (optimizer._plans is before) is kept
+    assert (optimizer._last_plans[0] is before) is kept
     del memory
 
 

@@ -239,7 +239,9 @@ def test_an_optimizer_goes_at_once(name, backend, more, device):
     # not the arrays of numpy within
     things = tensors_within({key: value for key, value in vars(optimizer).items() if key != "param_groups"})
     refs = [
-        weakref.ref(thing) for thing in (optimizer, optimizer._plans, *things) if all(thing is not p for _, p in named)
+        weakref.ref(thing)
+        for thing in (optimizer, optimizer._last_plans[0], *things)
+        if all(thing is not p for _, p in named)
     ]
     assert len(refs) > 3
     del optimizer, things

@@ -77,7 +77,7 @@ def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):
         OURS[name](pairs, **OPTIONS[name], backend=of, **more) for pairs, of in ((named, backend), (expected, "torch"))
     )
     for step in range(9):
-        other._plans = None
+        other._last_plans = None
         if step == 7:
             with torch.no_grad():
                 for pairs in (named, expected):
@@ -104,7 +104,7 @@ def test_weights_are_rescaled_with_and_without_a_gradient(backend, more, made, d
         for pairs, of in ((named, backend), (expected, "torch"))
     )  # fmt: skip
     for step in range(9):
-        other._plans = None
+        other._last_plans = None
         members = [(0, 1), (1, 3), (0, 3)][step % 3]
         before = deepcopy([ours.state.get(p, {}) for _, p in named])
         turn((ours, other), (named, expected), members)
@@ -232,7 +232,7 @@ def test_same_bits_by_a_plan_that_was_kept(name, noisy, dtype, device):
     named, others = twin_parameters(SHAPES, dtype, device)
     kept, anew = (OURS[name](pairs, **OPTIONS[name], **more, backend="triton") for pairs in (named, others))
     for step in range(8):
-        anew._plans = None
+        anew._last_plans = None
         turn((kept, anew), (named, others), TURNS[step % 3])
         compare(same, kept, anew, named, others)
 
