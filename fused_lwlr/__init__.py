@@ -25,7 +25,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in __all__:
         found = getattr(importlib.import_module("fused_lwlr.public"), name)
-    elif not name.startswith("_") and importlib.util.find_spec(f"fused_lwlr.{name}") is not None:
+    elif (
+        name.isidentifier() and not name.startswith("_") and importlib.util.find_spec(f"fused_lwlr.{name}") is not None
+    ):
         found = importlib.import_module(f"fused_lwlr.{name}")
     else:
         raise AttributeError(f"module 'fused_lwlr' has no attribute {name!r}")

@@ -89,8 +89,14 @@ def is_conv1d(module: nn.Module) -> bool:
 
 
 def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> list[Layer]:
-    """Returns the layers of a model, or one layer for each named tensor."""
+    """Returns the layers of a model, or one layer for each named tensor.
+
+    Raises:
+        ValueError: tensors without names.
+    """
     if isinstance(source, nn.Module):
         return layers_of(source)
-    pairs = source.items() if isinstance(source, Mapping) else source
+    pairs = list(source.items() if isinstance(source, Mapping) else source)
+    if any(isinstance(pair, Tensor) for pair in pairs):
+        raise ValueError("the layers have no names: pass the model, or model.named_parameters()")
     return [Layer(name, tensor) for name, tensor in pairs]

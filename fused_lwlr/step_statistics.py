@@ -113,12 +113,12 @@ class LayerStatsLogger:
         every: the number of steps between two writes. Each write waits for the device.
 
     Raises:
-        ValueError: `every` is below 1.
+        ValueError: `every` is not an int, or below 1.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):
-        if every < 1:
-            raise ValueError(f"every={every}: it must be 1 or more")
+        if type(every) is not int or every < 1:
+            raise ValueError(f"every={every!r} must be an int, at least 1")
         self._writer = writer
         self._every = every
         self._steps = 0

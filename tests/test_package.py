@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fused_lwlr
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -53,6 +55,10 @@ def test_import_without_triton():
         "ImportError: backend='triton' on cpu tensors needs Triton, which is not installed: "
         "pip install triton, or pass backend='torch'"
     )
+
+
+def test_unknown_names():
+    assert not any(hasattr(fused_lwlr, name) for name in ("nope", "nope.x", "_nope"))
 
 
 @pytest.mark.long

@@ -379,8 +379,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._report()
         found: dict[str, Any] = super().state_dict()
         # a hook may return anything
-        groups = found.get("param_groups", ()) if isinstance(found, dict) else ()
-        for group, own in zip(groups, self.param_groups, strict=bool(groups)):
+        groups = found.get("param_groups") if isinstance(found, dict) else None
+        for group, own in zip(groups or (), self.param_groups, strict=False):
             group["layers"] = to_text(entries_of(own, own.get("layers")))
         return found
 
@@ -447,7 +447,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]
         for group in shown_groups:
-            if group.get("layers") is not None:
+            if isinstance(group.get("layers"), list):
                 group["layers"] = f"of {len(group['layers'])} parameters, see layers()"
         try:
             self.param_groups = shown_groups

@@ -35,7 +35,7 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     if options.lr_in_momentum:
         lr, own = 1.0, {**own, "gradient_gain": lr}
     ema = group[EMA]
-    if ema is not None and not 0 <= ema < 1:
+    if ema is not None and not (type(ema) is float and 0 <= ema < 1):
         check_option(EMA, ema)
     numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)

@@ -39,6 +39,9 @@ class LayerOptions:
     def __post_init__(self) -> None:
         for option, value in self.to_dict().items():
             check_option(option, value, "a layer")
+        if self.betas is not None:
+            # a list has no hash
+            object.__setattr__(self, "betas", tuple(self.betas))
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ: name -> number, list or bool, as JSON has them."""

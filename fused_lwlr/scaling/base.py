@@ -76,8 +76,13 @@ class Scaling:
             rule: the update rule of an optimizer.
 
         Raises:
-            ValueError: the rule has none of them.
+            ValueError: the rule has none of them, or a retraction needs another one.
         """
+        if self.retraction is not None and "direction" not in self.targets:
+            raise ValueError(
+                f"{type(self).__name__} has a retraction, which needs the norm of the direction: set targets = "
+                "('direction',)"
+            )
         if (rule.adaptive or self.retraction is not None) and "direction" in self.targets:
             return "direction"
         for target in self.targets:

@@ -47,6 +47,8 @@ def test_against_torch(form, backend, device):
 
 
 def test_refused():
+    with pytest.raises(ValueError, match=r"the layers have no names: pass the model, or model\.named_parameters\(\)"):
+        layer_statistics(nn.Linear(2, 2).parameters())
     model = nn.Embedding(4, 3, sparse=True)
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         layer_statistics(model)

@@ -56,6 +56,23 @@ def test_of_two_layers_it_is_the_paper(backend, device):
         assert sum(rates) == pytest.approx(2 * lr, rel=1e-4)
 
 
+class Tripled(BalancedLR):
+    @staticmethod
+    def factors(weight_norm):
+        return torch.full_like(weight_norm, 3.0)
+
+
+@every_backend
+def test_a_subclass_uses_its_own_factors(backend, device):
+    named = parameters([(5, 4), (4, 7)], torch.float32, device)
+    before = [param.detach().clone() for _, param in named]
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=Tripled(), backend=backend)
+    gradients(named)
+    optimizer.step()
+    for w, (_, param) in zip(before, named, strict=True):
+        close(param.detach(), w - 0.3 * param.grad, 1)
+
+
 OTHERS = [
     ("sgd", {}), ("adamw", {}),
     ("sgd", {"clip_global_norm": 0.5}), ("adamw", {"clip_global_norm": 0.5, "nonfinite": "skip"}),

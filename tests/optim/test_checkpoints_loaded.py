@@ -277,7 +277,8 @@ def test_flags_that_are_numbers(name, option, device):
     compare(same, *both, *twins)
 
 
-def test_a_hook_may_return_anything(device):
+@pytest.mark.parametrize("result", [{}, {"param_groups": None}, {"param_groups": []}, [1]], ids=str)
+def test_a_hook_may_return_anything(result, device):
     optimizer = OURS["sgd"](parameters(SHAPES, torch.float32, device), lr=0.1, layers={"p0": 0.5})
-    optimizer.register_state_dict_post_hook(lambda optimizer, found: found["state"])
-    assert optimizer.state_dict() == {}
+    optimizer.register_state_dict_post_hook(lambda optimizer, found: result)
+    assert optimizer.state_dict() is result

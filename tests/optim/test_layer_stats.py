@@ -154,9 +154,9 @@ def test_logger(name, scaling, more, device):
         assert [last[f"{kind}/{layer}"] for layer in layers] == getattr(stats, kind).tolist()
 
 
-@pytest.mark.parametrize("every", [0, -1])
+@pytest.mark.parametrize("every", [0, -1, math.nan, 2.0, "3"])
 def test_logger_refuses_no_steps(every):
-    with pytest.raises(ValueError, match=f"every={every}"):
+    with pytest.raises(ValueError, match=f"every={every!r} must be an int"):
         LayerStatsLogger(Writer(), every=every)
 
 

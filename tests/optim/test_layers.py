@@ -219,6 +219,8 @@ def test_options_are_merged_in_their_order(layers, expected):
     again = fused_lwlr.AdamW([{"params": named, "layers": layers}], lr=0.1)
     assert again.layers() == found
     assert "see layers()" in repr(again)
+    again.param_groups[0]["layers"] = 0.5
+    assert "layers: 0.5" in repr(again)
 
 
 def test_calibrated_rates_are_merged_with_other_options():
@@ -406,5 +408,6 @@ def test_layer_options_is_one_type(device):
     )  # fmt: skip
     found = [fused_lwlr.AdamW(named, layers={"p0": own}).layers() for own in same_layers]
     assert found[0] == found[1]
+    assert len({fused_lwlr.LayerOptions(betas=betas) for betas in ([0.5, 0.6], (0.5, 0.6))}) == 1
     with pytest.raises(ValueError, match="'eps' of a layer must be a finite number, at least 0, not -1"):
         fused_lwlr.LayerOptions(eps=-1)

@@ -181,6 +181,8 @@ def test_groups_agree(device):
     optimizer = SGD([p], **NUMBERS)
     with pytest.raises(ValueError, match="needs momentum above 0"):
         optimizer.add_param_group({"params": [q], "momentum": 0.0})
+    with pytest.raises(ValueError, match="momentum=None must be a finite number"):
+        optimizer.add_param_group({"params": [q], "momentum": None})
     with pytest.raises(ValueError, match="does not go with lr_in_momentum"):
         optimizer.scaling = LAMB()
 

@@ -266,6 +266,13 @@ def with_a_quotient_of_single_precision(norm):
     return divide(1.0, norm)
 
 
+@dataclass(frozen=True)
+class Retracting(Scaling):
+    targets = ("gradient",)
+    formula = staticmethod(plain)
+    retraction = kernels.Retraction()
+
+
 def with_a_sign(norm):
     return +norm
 
@@ -309,6 +316,7 @@ REFUSED = {
     "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', the name of a statistic"),
     "no number": (own(with_a_number, a="x"), r"Own\(a='x'\) must be a number"),
     "correction": (own(plain, bias_correction=0.5), r"Own\(bias_correction=0.5\) must be True or False"),
+    "retraction": (Retracting(), r"Retracting has a retraction, .*: set targets = \('direction',\)"),
     "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', but its"),
 }
 

@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM
+from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.rescaling import ScaleInvariant
 
@@ -70,6 +71,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         own = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         momentum, dampening = own.get("momentum", 0), own.get("dampening", 0)
+        check_option("momentum", momentum)
         if self.options.lr_in_momentum and not (momentum > 0 and dampening == 0):
             raise ValueError(
                 f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
