@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Factors, Gate, Scale, totals_of
-from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
+from fused_lwlr.kernels import Factors, Gate, Hyper, Scale, totals_of
+from fused_lwlr.kernels.step_arguments import NONFINITE, SQ_SUM, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.sharded import DIRECTION, GRADIENT, factors_of, measure
+from fused_lwlr.shards import Completion
 
 
 @dataclass
@@ -79,23 +81,52 @@ def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
 
 
 def decide(
-    options: StepOptions, plans: Sequence[Plan], scale: Scale | None, loss_scale: Gate | None
+    options: StepOptions,
+    plans: Sequence[Plan],
+    hyper: Sequence[Hyper],
+    scale: Scale | None,
+    loss_scale: Gate | None,
+    completion: Completion | None,
 ) -> tuple[list[Decision], SkipReport | None]:
-    """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report."""
+    """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report.
+
+    With a `completion`, which sums over the processes that share layers, factors are computed here too. That takes one
+    all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
+    """
     gates, report = gates_on(plans, loss_scale), None
-    scales: Sequence[Scale | Factors | None] = [scale] * len(plans)
-    if options.needs_totals:
-        grad, rescales = options.skips or options.clip_global_norm is not None, options.rescale_weights is not False
-        weight = rescales or options.balances
-        found = [
-            plan.backend.statistics(plan.table, grad=grad, weight=weight, grad_scale=gate.grad_scale)
+    completes = completion is not None and scale is not None
+    if not (options.needs_totals or completes):
+        return [Decision(scale, gate) for gate in gates], None
+    clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
+    direction = scale is not None and scale.target == "direction"
+    if completion is None:
+        sums = [
+            plan.backend.statistics(
+                plan.table, grad=options.skips or clips, weight=rescales or options.balances,
+                grad_scale=gate.grad_scale,
+            )
             for plan, gate in zip(plans, gates, strict=True)
+        ]  # fmt: skip
+    else:
+        sums = measure(options, plans, hyper, DIRECTION if direction and not clips else GRADIENT, gates, completion)
+    totals = totals_of(sums, [plan.counts_for_max_norm for plan in plans] if rescales else None)
+    gates, report = gates_of(options, plans, gates, totals, [each[:, NONFINITE] for each in sums])
+    if options.balances:
+        return list(map(Decision, balanced(options, plans, [each[:, WEIGHT_SQ_SUM] for each in sums]), gates)), report
+    if completion is None or scale is None:
+        return [Decision(scale, gate) for gate in gates], report
+    clip = (options.max_norm / (totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0) if clips else totals.new_ones(())
+    if direction and clips:
+        again = measure(options, plans, hyper, DIRECTION, gates, completion)
+        sums = [
+            torch.cat((first[:, :WEIGHT_SQ_SUM], second[:, WEIGHT_SQ_SUM:]), dim=1)
+            for first, second in zip(sums, again, strict=True)
         ]
-        totals = totals_of(found, [plan.counts_for_max_norm for plan in plans] if rescales else None)
-        gates, report = gates_of(options, plans, gates, totals, (sums[:, NONFINITE] for sums in found))
-        if options.balances:
-            scales = balanced(options, plans, [sums[:, WEIGHT_SQ_SUM] for sums in found])
-    return list(map(Decision, scales, gates)), report
+    decisions = []
+    for plan, gate, own in zip(plans, gates, sums, strict=True):
+        factors, statistics = factors_of(options, plan, hyper, scale, own, clip)
+        decisions.append(Decision(factors, gate, statistics))
+    return decisions, report
 
 
 def balanced(options: StepOptions, plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:

@@ -21,11 +21,10 @@ from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
-from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.state import drop_stale
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
-from fused_lwlr.shards import is_distributed, local
+from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 GRAD = attrgetter("grad")
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
@@ -71,7 +70,11 @@ class Plans:
         double = all(param.dtype in (torch.float64, torch.complex128) for param in self._params)
         self._largest = math.inf if double else LARGEST_FLOAT32 / max([1.0, *(row.multiplier for row in rows)])
         self._distributed = any(map(is_distributed, self._params))
-        self._sharded = sharded_of(self.plans) if self._distributed else None
+        # sums over the processes that share layers
+        self._completion: Completion | None = None
+        if self._distributed:
+            held = [(plan.members[row.tensor].param, row) for plan in self.plans for row in plan.table.rows]
+            self._completion = completion_of(held, self.plans[0].device)
         # the addresses after the first step, see `_places_of`, and a check of the forms that parameters have then
         self._places: Any = None
         self._have_same_forms: Callable[..., bool]
@@ -123,10 +126,8 @@ class Plans:
             # see `_set_present`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         report, decisions = None, [Decision(self._scale)] * len(plans)
-        if self._sharded is not None and (self._scale is not None or options.needs_totals):
-            decisions, report = self._sharded.decide(options, hyper, self._scale, loss_scale)
-        elif options.needs_totals or loss_scale is not None:
-            decisions, report = decide(options, plans, self._scale, loss_scale)
+        if options.needs_totals or loss_scale is not None or self._completion is not None:
+            decisions, report = decide(options, plans, hyper, self._scale, loss_scale, self._completion)
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
             plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=plan.rounding_seed)
@@ -195,7 +196,7 @@ class Plans:
         self._launched = [
             plan
             for plan in self.plans
-            if 1 in present and (self._sharded is not None or plan.has_gradients or plan.rescales)
+            if 1 in present and (self._completion is not None or plan.has_gradients or plan.rescales)
         ]
 
 
