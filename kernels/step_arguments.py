@@ -54,7 +54,7 @@ def rho_of(
     `radius` is R, the next three are Σw², ⟨w, d⟩ and Σd² before the step, and `rate` is lr · s. All have one dtype.
     """
     sq_sum = weight_sq_sum - 2.0 * rate * dot + rate * rate * direction_sq_sum
-    # not of NaN either, nor where rounding leaves nothing of the sum
+    # False for NaN, and where rounding reduces the sum to 0
     moves = (radius > 0) & (rate > 0) & (direction_sq_sum > 0) & (sq_sum > 0)
     norm = sqrt(where(moves, sq_sum, 1.0))
     part = where(norm > radius, outward, inward)

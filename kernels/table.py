@@ -18,7 +18,8 @@ STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 SMALL = 1 << 42
-"""Below most addresses. A tensor whose memory was freed has its offset in bytes as data pointer, a small number."""
+"""Larger than the data pointer of a tensor whose memory was freed, which is its offset in bytes; smaller than most
+addresses. Gradients at smaller addresses are checked one by one."""
 
 
 class Row(NamedTuple):

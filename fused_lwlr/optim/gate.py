@@ -149,7 +149,7 @@ def gates_of(
     """
     report = None
     if options.nonfinite == "raise":
-        # a GradScaler handles an overflow that it has found
+        # a step that a GradScaler skips is not reported
         known = gates[0].found_inf
         skipped = totals[NONFINITE]
         if known is not None:

@@ -21,15 +21,15 @@ def hooked(step: Step) -> Step:
     """Does what `torch.optim.Optimizer.profile_hook_step` does, but costs nothing without hooks and a profiler.
 
     torch wraps the `step` of a subclass that defines one, and runs the hooks then; ours runs none within it.
-    A compiled training loop breaks its graph here: tables of addresses must not be traced. If the step raises, later
-    steps without a `GradScaler` do not see its scale.
+    A compiled training loop breaks its graph here: tables of addresses must not be traced. If the step raises, the scale
+    of a `GradScaler` is removed, so that later steps without one do not use it.
     """
     full = torch.optim.Optimizer.profile_hook_step(step)
 
     @untraced
     @wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # also if another wrapper is around this one, which has its attributes
+        # also True if `functools.wraps` has copied it to a wrapper around this one
         watched = getattr(type(self).step, "runs_hooks", False) and (
             _profiler_enabled()
             or self._optimizer_step_pre_hooks

@@ -1,4 +1,4 @@
-"""The hyper row of a step for a param group, or for its layers that have the same options but lr."""
+"""The hyper row of a step: for a param group, or for its layers whose options are the same except lr."""
 
 import math
 from typing import Any

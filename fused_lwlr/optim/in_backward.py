@@ -76,7 +76,6 @@ class StepInBackward:
             own = set(map(id, self._bucket))
             for other in self._params():
                 if other.grad is not None and id(other) not in own:
-                    # it would be used twice
                     self._refuse_unhooked(other)
             check_final(self.called, self._optimizer)
             self._end_bucket(self._bucket)

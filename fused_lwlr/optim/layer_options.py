@@ -129,7 +129,7 @@ def effective(groups: Groups) -> dict[str, dict[str, Any]]:
 
 
 def max_lr(group: dict[str, Any]) -> float:
-    """Returns the lr at which corrected decay is the whole of it.
+    """Returns the lr at which corrected decay equals the decay without correction.
 
     Raises:
         ValueError: the group has none, or it is not a finite number above 0.

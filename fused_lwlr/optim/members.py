@@ -65,7 +65,7 @@ class Member:
 def members_of(
     options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None, targets: Sequence[Target]
 ) -> tuple[list[Member], list[Tensor], list[tuple[int, LayerOptions]]]:
-    """Returns the members, the other parameters, and what hyper rows are made of.
+    """Returns the members, the other parameters, and the sources of the hyper rows.
 
     Members are the parameters that have a gradient or all of their state, and then other tensors that are rescaled. The
     second result has parameters that get plans when they first have a gradient; the third names, for each hyper row,

@@ -99,7 +99,7 @@ class CPUOffload(StepInBackward):
                 copy.grad_dtype = grad.dtype
             copy.grad = grad
         super()._step_bucket(copies)
-        # not over weights that were changed since, as by loading a checkpoint after a backward pass that raised
+        # weights that were changed since are kept: a checkpoint may be loaded after a backward pass that raised
         self._send([param for param in params if param._version == self._versions[param]])
 
     def _changed(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Rule
+from fused_lwlr.kernels import Rule, Scale
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.layer_options import Groups
@@ -93,7 +93,7 @@ class StepOptions:
                 "replay would not read"
             )
         scaling = self.scaling
-        scale = None if scaling is None else scaling.scale(self.rule)
+        scale = self.scale
         if self.lr_in_momentum and scale is not None and (scale.target == "direction" or "lr" in scale.arguments):
             raise ValueError(
                 f"scaling={scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
@@ -150,6 +150,11 @@ class StepOptions:
             raise ValueError(
                 f"fused={fused} contradicts backend={self.backend!r}: choose by backend= and leave fused=None"
             )
+
+    @cached_property
+    def scale(self) -> Scale | None:
+        """The formula of the scaling and its target."""
+        return None if self.scaling is None else self.scaling.scale(self.rule)
 
     @cached_property
     def skips(self) -> bool:

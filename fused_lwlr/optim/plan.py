@@ -15,7 +15,6 @@ from fused_lwlr.memory import is_fake
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.members import Member
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import store
 from fused_lwlr.shards import local
 
 
@@ -94,9 +93,14 @@ class Plan:
         for i, (member, present) in enumerate(zip(self.members, self.table.present, strict=True)):
             if member.is_stepped and bool(present) is stepped:
                 if not self._counts and stepped:
-                    # the first step is over
+                    # it has taken its first step
                     self.table.steps[i] = 1
-                store(states, member.param, member.entries)
+                # SGD without momentum has no entries, and makes no state
+                if member.entries:
+                    states[member.param].update(member.entries)
+                if member.param in states and "step" not in member.entries:
+                    # no later step would update the count
+                    states[member.param].pop("step", None)
 
 
 def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[Any]]:

@@ -33,8 +33,8 @@ LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 class Plans:
     """The plans of an optimizer, or of one bucket of `step_in_backward`.
 
-    They have every parameter that has a gradient when they are made, or all of its state, and every tensor that is
-    rescaled. Another parameter needs new plans when it gets a gradient.
+    Members are all parameters that have a gradient or complete state when the plans are made, and all tensors that are
+    rescaled. When another parameter gets a gradient, new plans are needed.
 
     Args:
         options, groups, states: of the optimizer.
@@ -51,7 +51,7 @@ class Plans:
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
         self._options, self._is_bucket = options, bucket is not None
-        # the key has the addresses of these tensors
+        # kept, so that no other tensor gets one of the ids in the key
         rescaled = options.rescale_weights
         self._targets = [] if rescaled is False else rescaled.targets()
         self._key = _key_of(options, groups, bucket)
@@ -61,7 +61,7 @@ class Plans:
         capturable = any(group["capturable"] for group in groups)
         self.plans = plans_of(options, members, capturable=capturable)
         self.scaling = options.scaling
-        self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
+        self._scale = options.scale
 
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
@@ -150,7 +150,7 @@ class Plans:
                 for plan in self.plans:
                     plan.store(states, stepped=False)
                 drop_stale(options, groups, states)
-                # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
+                # a tensor that kernels cannot reach may change without a change of its address: each step needs new plans
                 if all(plan.addressable for plan in self.plans):
                     params = list(map(local, self._params))
                     self._places, self._have_same_forms = self._places_of(params, states), form_check(params)
@@ -201,7 +201,7 @@ class Plans:
 
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
-    """Returns everything that plans depend on but the step options, tensors and state."""
+    """Returns everything that plans depend on except the step options, tensors and state."""
     rescaled = options.rescale_weights
     return (
         is_inference_mode_enabled(),

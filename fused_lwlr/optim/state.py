@@ -29,8 +29,8 @@ def state_of(
 ) -> tuple[dict[str, Tensor], float]:
     """Returns the entries of the state with which a parameter is stepped next, without radii, and its step count.
 
-    The count is a placeholder 1 if the device counts; for SGD and Lion it only says whether a first step was taken (0
-    or 1). Nothing is stored yet.
+    If the device counts, the count is 1 and is not used. For SGD and Lion it is 0 before the first step and 1 after it.
+    Nothing is stored yet.
 
     Raises:
         ValueError: an entry that does not fit the parameter.
@@ -39,7 +39,7 @@ def state_of(
     columns = options.rule.columns(group)
     first = _was_skipped(on_device, state) or all(state.get(name) is None for name in columns)
     if on_device and columns and first and not options.rule.counts_steps:
-        # momentum begins now: steps without it do not count
+        # steps that were taken without momentum do not count
         state = {name: value for name, value in state.items() if name != "step"}
     if on_device:
         # state without a count is from steps that the host counted or did not need to count
@@ -65,16 +65,6 @@ def is_complete(
     except ValueError:
         return False
     return True
-
-
-def store(states: Any, param: Tensor, entries: Mapping[str, Tensor]) -> None:
-    """Puts the entries of a parameter into `optimizer.state`."""
-    # SGD without momentum has no entries, and makes no state
-    if entries:
-        states[param].update(entries)
-    if param in states and "step" not in entries:
-        # nothing counts on
-        states[param].pop("step", None)
 
 
 def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> list[str]:

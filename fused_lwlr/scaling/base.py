@@ -52,7 +52,7 @@ class Scaling:
 
     targets: ClassVar[tuple[ScaleTarget, ...]]
     formula: ClassVar[Callable[..., Tensor]]
-    # not annotated: a field of a subclass would have its place before the subclass's other fields
+    # not annotated: if it were a field here, a subclass could not place it after its own fields
     bias_correction = True
 
     def __init_subclass__(cls) -> None:

@@ -84,7 +84,6 @@ class Rule:
         coefficients: (options, steps) -> the same in single precision, as a formula.
         reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
             `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
-        scale_targets: the targets at which a `Scale` can act.
         adaptive: whether the step's length is independent of the gradient's.
         decay: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step where it
             does not act against it.
@@ -102,13 +101,17 @@ class Rule:
     scheduled: Callable[[Sequence[float], Any], tuple[Any, Any]] = _no_coefficients
     coefficients: Callable[..., Any] = _no_coefficients
     reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
-    scale_targets: tuple[ScaleTarget, ...] = ("gradient", "direction")
     adaptive: bool = False
     decay: Decay = "decoupled"
     counts_steps: bool = False
     corrects_bias: bool = False
     rescale_only: Hyper | None = None
     least_resident: int | None = None
+
+    @property
+    def scale_targets(self) -> tuple[ScaleTarget, ...]:
+        """The targets at which a `Scale` can act."""
+        return ("gradient", "decayed", "direction") if self.decay == "coupled" else ("gradient", "direction")
 
     def columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the state columns that parameters have with these options of a param group."""

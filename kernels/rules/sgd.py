@@ -77,7 +77,6 @@ SGD = Rule(
     scheduled=scheduled,
     coefficients=coefficients,
     reference=reference,
-    scale_targets=("gradient", "decayed", "direction"),
     decay="coupled",
     rescale_only=Hyper(lr=0.0, numbers=(1.0, 0.0, 0.0, 0.0)),
     # two multiplications for each element: memory alone decides

@@ -107,7 +107,7 @@ class DeviceTable:
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))
-        # first for all rows, as if every parameter had a gradient
+        # the addresses in case every parameter has a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }

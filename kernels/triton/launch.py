@@ -28,7 +28,7 @@ def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
     if not is_native(device):
         return GPU
-    # a thread waits for another's cache if it writes data that the other has just read: all norms first
+    # a write to data that another thread has just read waits for its cache: so all norms come before all updates
     return CPU if torch.get_num_threads() == 1 else CPU._replace(window=1 << 60)
 
 
@@ -118,7 +118,7 @@ def launch(
 
 
 def keep(table: DeviceTable) -> None:
-    """Keeps the memory of a launch from being reused before the current stream is done, which may not own it."""
+    """Keeps the memory of a launch from being reused before the current stream, which may not own it, is done."""
     if table.buffer.is_cuda:
         stream = torch.cuda.current_stream(table.buffer.device)
         for tensor in table.memory():
