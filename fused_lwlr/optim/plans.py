@@ -150,7 +150,7 @@ class Plans:
                 for plan in self.plans:
                     plan.store(states, stepped=False)
                 drop_stale(options, groups, states)
-                # a tensor that kernels cannot reach may change without a change of its address: each step needs new plans
+                # tensors that kernels cannot reach may change unnoticed: then each step needs new plans
                 if all(plan.addressable for plan in self.plans):
                     params = list(map(local, self._params))
                     self._places, self._have_same_forms = self._places_of(params, states), form_check(params)
