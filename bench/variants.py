@@ -30,7 +30,7 @@ TYPES = {
     "addresses": "*i64",
     **dict.fromkeys(("items", "counters", "checksums", "arrivals"), "*i32"),
     **dict.fromkeys(("floats", "partials", "factors", "grad_scale", "found_inf"), "*fp32"),
-    **dict.fromkeys(("results", "statistics", "totals", "known_factors"), "*fp64"),
+    **dict.fromkeys(("results", "statistics", "totals"), "*fp64"),
 }
 """Types of the run-time arguments; int32 unless listed."""
 
@@ -99,7 +99,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
     """The variants with norms, from the compile-time arguments of a step without."""
     width = meta["WIDTH"] + 2
     target = "gradient" if rule is SGD else "direction"
-    absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "known_factors", "seed"))
+    absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "seed"))
     scaled = {
         **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": width,
         "FORMULA": formula.compiled(ELR.formula), "TARGET": target,
@@ -121,7 +121,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),
     }  # fmt: skip
     if rule is ADAMW and dtype == tl.float32:
-        found["balanced"] = ({"FORMULA": None}, ("known_factors",))
+        found["balanced"] = ({"FORMULA": None}, ())
         found["ELR, ema"] = ({"DTYPES": dtypes(dtype, "WGXYE", states=3)}, ())
     if dtype != tl.float32:
         noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": None, "ON_DEVICE": True}

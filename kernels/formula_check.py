@@ -9,6 +9,8 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fused_lwlr.kernels import formula
 
@@ -16,15 +18,15 @@ CALLS = tuple(
     getattr(formula, name) for name in ("where", "minimum", "maximum", "maximum_or_nan", "sign", "single", "sqrt")
 )  # fmt: skip
 """A formula may call these functions, and other formulas."""
+LOGICAL = (Tensor.__and__, Tensor.__or__, Tensor.__xor__, Tensor.__invert__)
 SYNTAX = (
-    ast.Assign, ast.AugAssign, ast.Return, ast.Expr, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
+    ast.Expr, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
     ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
     ast.GtE, ast.Store, ast.Load,
 )  # fmt: skip
 """Python that means the same to PyTorch and to Triton. Names, calls and comparisons are checked apart."""
 NAMES: dict[type[ast.AST], str] = {
     ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**", ast.UAdd: "a sign +",
-    ast.Assign: "an assignment to two names",
     ast.BoolOp: "and or or", ast.Not: "not", ast.Compare: "a comparison of more than two values",
     ast.Attribute: "a name with a dot", ast.Lambda: "lambda", ast.Constant: "a constant that is no number",
 }  # fmt: skip
@@ -53,12 +55,25 @@ def check_formula(function: Any, name: str) -> tuple[str, ...]:
     arguments: tuple[str, ...] = function.__code__.co_varnames[: function.__code__.co_argcount]
     one = torch.ones((), dtype=torch.float64, device="cpu")
     try:
-        result = function(*[one] * len(arguments))
+        with _OnlyReal():
+            result = function(*[one] * len(arguments))
     except Exception as error:
         raise ValueError(f"{name} fails when all of its arguments are 1: {error}") from error
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         raise ValueError(f"{name} must return a factor that depends on its arguments, not {result!r:.80}")
     return arguments
+
+
+class _OnlyReal(TorchFunctionMode):
+    """Refuses arithmetic with integers and comparisons, for which Triton has 32 bits, and one bit."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        operands = args[1:] if func is torch.where else () if func in LOGICAL else args
+        used = [*operands, result] if result.dtype != torch.bool else operands
+        if any(isinstance(each, Tensor) and not each.is_floating_point() for each in used):
+            raise ValueError("arithmetic with an integer or a comparison: write 1.0 for 1, and where(a > b, 1.0, 0.0)")
+        return result
 
 
 def _tree(function: Any) -> ast.FunctionDef | None:
@@ -72,8 +87,8 @@ def _tree(function: Any) -> ast.FunctionDef | None:
     return tree if isinstance(tree, ast.FunctionDef) and tree.name == function.__name__ else None
 
 
-def _problem(function: FunctionType, tree: ast.FunctionDef) -> str | None:
-    """Returns the name of something in a formula that cannot be compiled, or None."""
+def _problem(function: FunctionType, tree: ast.FunctionDef, numbers: frozenset[str] = frozenset()) -> str | None:
+    """Returns the name of something in a formula that cannot be compiled, or None. `numbers` are no tensors."""
     given, code = tree.args, function.__code__
     if given.posonlyargs or given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args:
         return "arguments other than one or more plain names"
@@ -82,10 +97,10 @@ def _problem(function: FunctionType, tree: ast.FunctionDef) -> str | None:
     if code.co_freevars:
         return f"{code.co_freevars[0]!r}, a variable of a function around it"
     documented = ast.get_docstring(tree) is not None
-    return next((problem for part in tree.body[documented:] if (problem := _problem_of(part, function))), None)
+    return next((problem for part in tree.body[documented:] if (problem := _problem_of(part, function, numbers))), None)
 
 
-def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
+def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) -> str | None:
     """Returns the name of something in a part of a formula that cannot be compiled, or None."""
     parts: Sequence[ast.AST] = list(ast.iter_child_nodes(node))
     name = NAMES.get(type(node), type(node).__name__)
@@ -100,8 +115,11 @@ def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
         name = "arithmetic with a comparison"
     elif isinstance(node, ast.Compare):
         right = len(node.ops) == 1
-    elif isinstance(node, ast.Assign):
-        right = len(node.targets) == 1
+    elif isinstance(node, ast.Assign) and len(node.targets) > 1:
+        right, name = False, "an assignment to two names"
+    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Return)):
+        # Triton makes a tensor of a number with a name: of 32 bits, so that a product may overflow
+        right, name = _has_tensor(node, function, numbers), "a number with a name"
     elif isinstance(node, ast.Call):
         called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
         right = not node.keywords and isinstance(called, FunctionType)
@@ -111,11 +129,19 @@ def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
                 # for rules: their arguments have types that a scaling does not know
                 return name
             tree = _tree(called)
-            problem = "no source" if tree is None else _problem(called, tree)
+            given = zip(called.__code__.co_varnames, node.args, strict=False)
+            fixed = frozenset(each for each, value in given if not _has_tensor(value, function, numbers))
+            problem = "no source" if tree is None else _problem(called, tree, fixed)
             if problem is not None:
                 return f"{name}, which has {problem}"
     else:
         right = isinstance(node, SYNTAX)
     if not right:
         return name
-    return next((problem for part in parts if (problem := _problem_of(part, function))), None)
+    return next((problem for part in parts if (problem := _problem_of(part, function, numbers))), None)
+
+
+def _has_tensor(node: ast.AST, function: FunctionType, numbers: frozenset[str]) -> bool:
+    value = node.value if isinstance(node, ast.Assign) else node
+    names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)} - numbers
+    return not names.isdisjoint(function.__code__.co_varnames)

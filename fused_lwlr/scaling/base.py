@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import chain
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
+import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Retraction, Rule, Scale
@@ -17,6 +18,7 @@ from fused_lwlr.kernels.formula_check import check_formula
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, ScaleTarget
 from fused_lwlr.patterns import find, matches, split_patterns
 
+FLOAT32 = torch.finfo(torch.float32)
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
 
@@ -50,8 +52,8 @@ class Scaling:
 
     select: Selector = field(default=weights, kw_only=True)
 
-    targets: ClassVar[tuple[ScaleTarget, ...]]
-    formula: ClassVar[Callable[..., Tensor]]
+    targets: ClassVar[tuple[ScaleTarget, ...]] = ()
+    formula: ClassVar[Callable[..., Tensor] | None] = None
     # not annotated: if it were a field here, a subclass could not place it after its own fields
     bias_correction = True
 
@@ -78,6 +80,11 @@ class Scaling:
         Raises:
             ValueError: the rule has none of them, or a retraction needs another one.
         """
+        if not (isinstance(self.targets, tuple) and self.targets and set(self.targets) <= set(get_args(ScaleTarget))):
+            raise ValueError(
+                f"{type(self).__name__}.targets={self.targets!r:.80} must be a tuple of "
+                f"{', '.join(map(repr, get_args(ScaleTarget)))}"
+            )
         if self.retraction is not None and "direction" not in self.targets:
             raise ValueError(
                 f"{type(self).__name__} has a retraction, which needs the norm of the direction: set targets = "
@@ -101,6 +108,8 @@ class Scaling:
         """
         cls: Any = type(self)
         formula, target, name = cls.formula, self.target(rule), cls.__name__
+        if not callable(formula):
+            raise ValueError(f"{name}.formula={formula!r:.80} must be a function: define it as a static method")
         arguments = check_formula(formula, f"{name}.formula")
         numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
         own = [each for each in numbers if each in arguments]
@@ -128,11 +137,17 @@ class Scaling:
     def _number(self, name: str) -> float:
         value = getattr(self, name)
         try:
-            return float(value)
+            number = float(value)
         except (TypeError, ValueError):
             raise ValueError(
                 f"{type(self).__name__}({name}={value!r:.80}) must be a number: its formula takes it"
             ) from None
+        least, most = FLOAT32.smallest_normal * FLOAT32.eps, FLOAT32.max
+        if number and math.isfinite(number) and not least <= abs(number) <= most:
+            raise ValueError(
+                f"{type(self).__name__}({name}={value!r:.80}) is out of the range of float32, in which kernels compute"
+            )
+        return number
 
     @property
     def retraction(self) -> Retraction | None:

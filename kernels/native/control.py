@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fused_lwlr.kernels.native.c import ORDERS, PRELUDE, c_type
 from fused_lwlr.kernels.native.lanes import Lanes
 from fused_lwlr.kernels.native.ttir import Block, Operation, UnsupportedError, Value
-from fused_lwlr.kernels.native.values import Array, Form, Reshaped, Uniform
+from fused_lwlr.kernels.native.values import Array, Uniform
 
 ATOMICS = {
     "add": "__atomic_fetch_add({0}, {1}, {order})",
@@ -28,7 +28,7 @@ class Writer(Lanes):
         if op.name in after_loops:
             self.flush()
             after_loops[op.name](op)
-        elif op.name == "tt.reduce" and op.text == "0":
+        elif op.name == "tt.reduce":
             self.flush()
             self.reduce(op)
         elif op.name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.return", "barrier"):
@@ -41,17 +41,8 @@ class Writer(Lanes):
             pointer, *mask = self.scalars(op.operands)
             other = mask[1] if mask[1:] else "0"
             self.define(op.results[0], f"{mask[0]} ? *{pointer} : {other}" if mask else f"*{pointer}")
-        elif op.name == "tt.reshape":
-            self._reshape(op)
         elif not self.simplify(op):
             self.schedule(op)
-
-    def _reshape(self, op: Operation) -> None:
-        (source,), (result,) = op.operands, op.results
-        if len(source.type.shape) != 1 or len(result.type.shape) != 2:
-            raise UnsupportedError(f"tt.reshape of {source.type.shape} to {result.type.shape}")
-        form = self.forms.get(source)
-        self.forms[result] = form if isinstance(form, Uniform) else Reshaped(source)
 
     def _atomic(self, op: Operation) -> None:
         kind, order, _ = (part.strip() for part in op.text.split(",")[:3])
@@ -83,12 +74,6 @@ class Writer(Lanes):
         names = [self._carried(*pair) for pair in zip(op.operands, condition.arguments, strict=True)]
         *operations, last = condition.operations
         test, *passed = last.operands
-        # results of the condition that are needed after the loop
-        outputs = {
-            value: self.variable(value.type)
-            for value in dict.fromkeys(passed)
-            if value not in condition.arguments and not value.type.shape
-        }
         waits = all(each.name == "scf.yield" for each in body.operations)
         turns = self.name() if waits else ""
         if waits:
@@ -97,10 +82,8 @@ class Writer(Lanes):
         for each in operations:
             self._operation(each)
         self.flush()
-        for value, name in outputs.items():
-            self.line(f"{name} = {self.scalar(value)};")
         self.line(f"if (!{self.scalar(test)}) break;")
-        ends: list[Form] = [Uniform(outputs[value]) if value in outputs else self.forms[value] for value in passed]
+        ends = [self.forms[value] for value in passed]
         self.forms.update(zip(body.arguments, ends, strict=True))
         if waits:
             self.line(f"if (wait(&{turns})) return 1;")
@@ -157,12 +140,7 @@ class Writer(Lanes):
 
 
 def _producers(value: Value) -> set[Operation]:
-    """Returns the operations that compute a value, in all branches."""
-    op = value.source
-    if op is None or op.name != "scf.if":
-        return {op} if op is not None and op.name != "scf.while" else set()
-    index = op.results.index(value)
-    return set().union(*[_producers(block.results[index]) for block in op.blocks])
+    return {value.source} if value.source is not None and not value.source.name.startswith("scf.") else set()
 
 
 def write(kernel: Block, most_wait: int) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from fused_lwlr.kernels.native.c import c_type, expression, literal
 from fused_lwlr.kernels.native.ttir import Block, Operation, UnsupportedError, Value
-from fused_lwlr.kernels.native.values import Affine, Array, Mask, Reshaped, Uniform, Values, as_mask, is_before
+from fused_lwlr.kernels.native.values import Affine, Array, Mask, Uniform, Values, as_mask, is_before
 
 AHEAD, SHORT = 4096, 1024
 """Loops with at most `SHORT` lanes prefetch memory `AHEAD` bytes ahead. The queue reads a tile in such loops, and the
@@ -57,16 +57,13 @@ class Lanes(Values):
         value = op.results[0] if op.results else op.operands[1]
         if len(value.type.shape) != 1:
             raise UnsupportedError(f"{op.name} of {value.type.shape}")
-        if op.name not in ("tt.load", "tt.store", "tt.reduce"):
+        if op.name not in ("tt.load", "tt.store"):
             # raises an error if the operation is unknown
             expression(op, ["0"] * len(op.operands))
         size, at = value.type.shape[0], 0
         for operand in op.operands:
-            form = self.forms.get(operand)
-            source = form.source if isinstance(form, Reshaped) else operand
-            if source in self._loop_of:
-                index = self._loop_of[source]
-                at = max(at, index + (source is not operand or self._loops[index].size != size))
+            if operand in self._loop_of:
+                at = max(at, self._loop_of[operand])
         for index, loop in enumerate(self._loops):
             names = {each.name for each in loop.operations}
             conflicts = {"tt.load": {"tt.store"}, "tt.store": {"tt.load", "tt.store"}}.get(op.name, set())
@@ -148,8 +145,6 @@ class Lanes(Values):
             (result,) = op.results
             if op.name == "tt.load":
                 text = self._load(loop, op, before)
-            elif op.name == "tt.reduce":
-                text = self._reduce_row(op)
             else:
                 text = expression(op, [self.element(value, "i", before) for value in op.operands])
             self.define(result, text)
@@ -187,18 +182,6 @@ class Lanes(Values):
             return place, self.element(mask[0], "i", before)
         return place, "1" if form.end is None else is_before(form.end, before)
 
-    def _reduce_row(self, op: Operation) -> str:
-        """Writes the reduction of a row of a tensor of two dimensions, and returns the name of the result."""
-        (operand,) = op.operands
-        form = self.forms.get(operand)
-        if op.text != "1" or not isinstance(form, Reshaped | Uniform):
-            raise UnsupportedError("tt.reduce of tensors other than reshaped ones")
-        source, width = form.source if isinstance(form, Reshaped) else operand, operand.type.shape[1]
-        total, *parts = [self.element(source, f"({width} * i + {k})", {}) for k in range(width)]
-        for part in parts:
-            (total,) = self._combine(op.blocks[0], [total], [part])
-        return total
-
     def _combine(self, block: Block, a: Sequence[str], b: Sequence[str]) -> list[str]:
         """Writes the combination of two elements of each operand of a reduction, and returns its results."""
         for argument, text in zip(block.arguments, (*a, *b), strict=True):
@@ -213,12 +196,8 @@ class Lanes(Values):
         """Writes the reduction of tensors to scalars, in halves."""
         sources, shape = op.operands, op.operands[0].type.shape
         half = shape[0] // 2
-        if len(shape) != 1 or shape[0] & (shape[0] - 1):
+        if len(shape) != 1 or half == 0 or shape[0] & (shape[0] - 1):
             raise UnsupportedError(f"tt.reduce of {shape}")
-        if half == 0:
-            for source, result in zip(sources, op.results, strict=True):
-                self.define(result, self.element(source, "0", {}))
-            return
         names = [self.array(source.type._replace(shape=(half,))) for source in sources]
 
         def combine(lanes: int | str, a: Sequence[str], b: Sequence[str]) -> None:

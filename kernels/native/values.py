@@ -36,13 +36,7 @@ class Array(NamedTuple):
     name: str
 
 
-class Reshaped(NamedTuple):
-    """A tensor with two dimensions, which has the elements of another tensor."""
-
-    source: Value
-
-
-Form = Uniform | Affine | Mask | Array | Reshaped
+Form = Uniform | Affine | Mask | Array
 
 
 class Values:
@@ -118,10 +112,8 @@ class Values:
         if isinstance(form, Affine):
             kind = "" if value.type.element[0] == "*" else f"({C_TYPES[value.type.element]})"
             return f"{kind}({form.first} + {lane})"
-        if isinstance(form, Mask):
-            inside = None if form.end is None else is_before(form.end, before)
-            return "(" + " & ".join(part for part in (form.where, inside) if part is not None) + ")"
-        raise UnsupportedError("a tensor of two dimensions in a loop")
+        inside = None if form.end is None else is_before(form.end, before)
+        return "(" + " & ".join(part for part in (form.where, inside) if part is not None) + ")"
 
     def simplify(self, op: Operation) -> bool:
         """Finds the form of a result that does not need a loop over lanes. Returns False if the result needs one."""

@@ -9,9 +9,9 @@ from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 @torch.no_grad()
 def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_scale: Tensor | None = None) -> Tensor:
-    """Σ|g|, Σg², max|g|, Σw², Σg·w and the number of non-finite g, for every row of the table.
+    """Computes `STATISTICS` of every row of a table.
 
-    A NaN gradient makes Σ|g|, Σg², max|g| and Σg·w NaN; an infinite one makes the first three infinite.
+    A NaN gradient makes Σ|g|, Σg², max|g| and Σg·w NaN; an infinite one makes Σ|g|, Σg² and max|g| infinite.
     Squares and products are float32 (float64 of float64), so |g| above 1.8e19 makes Σg² infinite as well.
     Nothing is copied to the host.
 

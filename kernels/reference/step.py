@@ -230,10 +230,9 @@ def _by_formula(
     rule: Rule, numbers: Sequence[float], w: Tensor, g: Tensor, states: Sequence[Tensor | None], steps: float | Tensor
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Returns the direction and the new states of a rule without a reference, by the formulas that Triton compiles."""
-    if isinstance(steps, Tensor):
-        coefficients = rule.coefficients(numbers, steps)
-    else:
-        coefficients = tuple(map(float, rule.scheduled(numbers, steps)))
+    coefficients = rule.coefficients(numbers, steps)
+    if not isinstance(steps, Tensor):
+        coefficients = tuple(map(float, coefficients))
     present = [torch.full((), state is not None, device=w.device) for state in states]
     values = [torch.zeros_like(w) if state is None else state for state in states]
     found: tuple[Tensor, Sequence[Tensor | None]] = rule.update(w, g, values, present, coefficients, numbers)

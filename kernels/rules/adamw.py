@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.formula import divide, double_option, maximum_or_nan, option, power, single, sqrt, where
+from fused_lwlr.kernels.formula import divide, double_option, lerp, maximum_or_nan, option, power, single, sqrt, where
 from fused_lwlr.kernels.rules.base import Quotient, Rule, States
 from fused_lwlr.kernels.tensors import sum_dtype, wide
 
@@ -37,11 +37,8 @@ def update(w, g, states, present, coefficients, options):  # type: ignore[no-unt
     """
     exp_avg, exp_avg_sq, max_exp_avg_sq = states
     gain, correction2 = coefficients
-    lerp1, beta2 = option(options, ONE_MINUS_BETA1), option(options, BETA2)
-    gain2, eps = option(options, ONE_MINUS_BETA2), option(options, EPS)
-    # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
-    near = lerp1 < 0.5
-    exp_avg = where(near, exp_avg, g) + where(near, lerp1, lerp1 - 1) * (g - exp_avg)
+    beta2, gain2, eps = option(options, BETA2), option(options, ONE_MINUS_BETA2), option(options, EPS)
+    exp_avg = lerp(exp_avg, g, option(options, ONE_MINUS_BETA1))
     exp_avg_sq = exp_avg_sq * beta2 + gain2 * g * g
     max_exp_avg_sq = maximum_or_nan(max_exp_avg_sq, exp_avg_sq)
     denom = divide(sqrt(where(present[2], max_exp_avg_sq, exp_avg_sq)), correction2) + eps
@@ -52,12 +49,6 @@ def coefficients(options, steps):  # type: ignore[no-untyped-def]
     """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ); in the coming step t is one more than the steps taken."""
     beta1, beta2 = double_option(options, EXACT_BETA1), double_option(options, EXACT_BETA2)
     return single(1 / (1 - power(beta1, steps + 1))), single(sqrt(1 - power(beta2, steps + 1)))
-
-
-def scheduled(numbers: Sequence[float], steps: Any) -> tuple[Any, Any]:
-    """The same on the host."""
-    beta1, beta2 = double_option(numbers, EXACT_BETA1), double_option(numbers, EXACT_BETA2)
-    return 1 / (1 - beta1 ** (steps + 1)), (1 - beta2 ** (steps + 1)) ** 0.5
 
 
 def reference(
@@ -82,7 +73,6 @@ ADAMW = Rule(
     numbers=numbers,
     optional="amsgrad",
     update=update,
-    scheduled=scheduled,
     coefficients=coefficients,
     reference=reference,
     adaptive=True,

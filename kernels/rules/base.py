@@ -79,9 +79,8 @@ class Rule:
         update: (w, g, states, present, coefficients, options) -> direction and new states. `states` and `present` have
             an element for each state column: its values (0 if a parameter has no such state), and whether it exists.
             `option(options, i)` is number i.
-        scheduled: (numbers, steps) -> two coefficients that depend on the number of steps taken, or none.
-            `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
-        coefficients: (options, steps) -> the same in single precision, as a formula.
+        coefficients: (options, steps) -> two numbers that depend on the number of steps taken. Also runs on the host,
+            where `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
         reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
             `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
         adaptive: whether the step's length is independent of the gradient's.
@@ -98,7 +97,6 @@ class Rule:
     numbers: Callable[[Mapping[str, Any], bool], tuple[float, ...]]
     update: Callable[..., Any]
     optional: str | None = None
-    scheduled: Callable[[Sequence[float], Any], tuple[Any, Any]] = _no_coefficients
     coefficients: Callable[..., Any] = _no_coefficients
     reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
     adaptive: bool = False

@@ -44,12 +44,6 @@ def coefficients(options, steps):  # type: ignore[no-untyped-def]
     return where(first, 0.0, option(options, MOMENTUM)), where(first, 1.0, option(options, GAIN))
 
 
-def scheduled(numbers: Sequence[float], steps: Any) -> tuple[Any, Any]:
-    """The same on the host."""
-    first, later = steps == 0, steps > 0
-    return numbers[MOMENTUM] * later, first + numbers[GAIN] * later
-
-
 def reference(
     numbers: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
 ) -> tuple[Tensor, States]:
@@ -74,7 +68,6 @@ SGD = Rule(
     numbers=numbers,
     optional="momentum",
     update=update,
-    scheduled=scheduled,
     coefficients=coefficients,
     reference=reference,
     decay="coupled",

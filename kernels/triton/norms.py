@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, update_sq_sum
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS, update_sq_sum
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.numbers import weight_decay_of
@@ -13,6 +13,7 @@ from fused_lwlr.kernels.triton.statistics import reduce_slots
 from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, entry, fold, load
 from fused_lwlr.kernels.triton.update import GRAD, PARAM, new_values
 
+STATISTICS = tl.constexpr(len(RETRACTION_STATISTICS))
 ABS_SUM, SQ_SUM, NONFINITE, DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(6))
 """Rows of the partial sums: Σ|g|, Σg², count of non-finite g, Σd², Σw² and ⟨w, d⟩."""
 GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
@@ -107,9 +108,9 @@ def finalize_row(
     hyper,
     partials,  # float32 [5 or 6, tiles]: see ABS_SUM
     tiles,  # number of tiles of all rows
-    factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
+    factors,  # float32 [1 or 2, rows]: s and ρ
     rows,  # number of rows
-    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
+    statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
     FORMULA: tl.constexpr,
     ARGUMENTS: tl.constexpr,  # see `arguments_of`
     TARGET: tl.constexpr,
@@ -118,7 +119,6 @@ def finalize_row(
     RETRACTION: tl.constexpr,  # outward, inward and fixed of a `Retraction`, or None
 ):
     """Stores the factors of a row, and the statistics that they come from."""
-    STATISTICS: tl.constexpr = 5 if RETRACTION is None else 8
     sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
     weight_sq_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
     grad_norm = tl.sqrt(sq_sum) * clip
@@ -149,9 +149,7 @@ def finalize_row(
     scaled = (entry(addresses, rows, row, FLAGS) & SCALED) != 0
     s = tl.where(scaled, s, 1.0)
     scale = s.to(tl.float32)
-    tl.store(factors + row, clip * scale if TARGET == "gradient" else clip)
-    tl.store(factors + rows + row, scale if TARGET == "decayed" else 1.0)
-    tl.store(factors + 2 * rows + row, scale if TARGET == "direction" else 1.0)
+    tl.store(factors + row, scale)
     tl.store(statistics + STATISTICS * row + 1, sq_sum)
     tl.store(statistics + STATISTICS * row + 3, weight_sq_sum)
     tl.store(statistics + STATISTICS * row + 4, s)
@@ -160,7 +158,7 @@ def finalize_row(
         rate = lr.to(tl.float64) * scale.to(tl.float64)
         outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
-        tl.store(factors + 3 * rows + row, rho.to(tl.float32))
+        tl.store(factors + rows + row, rho.to(tl.float32))
         tl.store(statistics + STATISTICS * row + 5, direction_sq_sum)
         tl.store(statistics + STATISTICS * row + 6, dot)
         tl.store(statistics + STATISTICS * row + 7, moved_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
@@ -175,9 +173,7 @@ def finalize_statistics(
     tiles,
     statistics,
     SLOTS: tl.constexpr,
-    RETRACTION: tl.constexpr,
 ):
     """Stores the other statistics of a row: Σ|g| and the count of non-finite g."""
-    STATISTICS: tl.constexpr = 5 if RETRACTION is None else 8
     tl.store(statistics + STATISTICS * row, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
     tl.store(statistics + STATISTICS * row + 2, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))

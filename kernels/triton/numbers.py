@@ -83,7 +83,7 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
     for i, each in enumerate(hyper):
         here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, i)
         own = steps if isinstance(steps, float) else steps[here]
-        coefficients[0, here], coefficients[1, here] = rule.scheduled(each.numbers, own)
+        coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, own)
     return Numbers(rows, coefficients, bool(addresses))
 
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
+from fused_lwlr.kernels.triton.formula import _power as power
 from fused_lwlr.kernels.triton.layout import KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import (
     DOT_SUM,
@@ -66,7 +67,6 @@ def factors_of(
     rows,
     ready,  # int32 [rows]: whether the factors of a row are stored
     factors,
-    known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
     clip,
     FORMULA: tl.constexpr,
     TARGET: tl.constexpr,
@@ -77,31 +77,17 @@ def factors_of(
     if FORMULA is not None:
         while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
             pass
-        factor = tl.load(factors + row, cache_modifier=".cg")
-        scale = tl.load(factors + rows + row, cache_modifier=".cg")
-        ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
-        if RETRACTS:
-            rho = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
-    if known_factors is not None:
-        known_factor = tl.load(known_factors + row).to(tl.float32)
+    if TARGET is not None:
+        s = tl.load(factors + row, cache_modifier=".cg").to(tl.float32)
         if TARGET == "gradient":
-            factor = clip * known_factor
+            factor = clip * s
         elif TARGET == "decayed":
-            scale = known_factor
+            scale = s
         else:
-            ratio = known_factor
+            ratio = s
         if RETRACTS:
-            rho = tl.load(known_factors + rows + row).to(tl.float32)
+            rho = tl.load(factors + rows + row, cache_modifier=".cg").to(tl.float32)
     return factor, scale, ratio, rho
-
-
-@triton.jit
-def _power(x, exponent):
-    result = x * 0 + 1
-    while exponent > 0:
-        result *= x
-        exponent -= 1
-    return result
 
 
 @triton.jit
@@ -132,7 +118,7 @@ def leave(
 
 @triton.jit(
     do_not_specialize=["item_count", "rows", "tiles", "max_norm", "seed"],
-    do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
+    do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "factors"],
 )
 def queue_kernel(
     addresses,  # int64, see `DeviceTable`: columns param, grad, master_weight, ema and states
@@ -144,13 +130,12 @@ def queue_kernel(
     counters,  # int32: ticket, programs that left; [2, rows] norm items done, ready
     partials,  # float32 [5 or 6, tiles], see norms.py
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused without norms, and for a direction
-    factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
-    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
+    factors,  # [1 or 2, rows]: s and ρ of each row; float32 of a `Scale`, float64 of `Factors`
+    statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
     totals,  # float64 [6], see `Gate`; or None
     max_norm,  # see `Gate`
     grad_scale,  # float32, see `Gate`; or None
     found_inf,  # float32, see `Gate`; or None
-    known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
     seed,  # seed of stochastic rounding, or None
     DTYPES: tl.constexpr,  # see update.py
     STEP: tl.constexpr,  # dtype of step counts on the device, or None
@@ -230,12 +215,12 @@ def queue_kernel(
                 )  # fmt: skip
                 # as soon as the factors exist: no program waits for other statistics
                 tl.atomic_xchg(ready + row, 1, sem="release")
-                finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RETRACTION)
+                finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
             factor, scale, ratio, rho = factors_of(
-                row, rows, ready, factors, known_factors, clip, FORMULA, TARGET, RETRACTION is not None
+                row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTION is not None
             )
-            divisor = _power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
+            divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             rate = lr * ratio
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
             new_squares = visit(

@@ -15,6 +15,7 @@ from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, m
 from fused_lwlr.kernels.native import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.step_arguments import (
+    FACTOR,
     FORMULA_STATISTICS,
     RETRACTION_STATISTICS,
     STEP_STATISTICS,
@@ -115,8 +116,8 @@ def _queued(
     if items is None:
         items = device_table.add_items(job, queue_items(device_table, *job))
     arguments = (
-        device_table.tiles, *workspace.tensors, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
-        rounding_seed,
+        device_table.tiles, *workspace.tensors[:3], workspace.tensors[3] if known is None else known,
+        workspace.tensors[4], gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
     key = (
         rule, numbers.on_device, write, rescale, gate.skip, target, retraction,
@@ -137,7 +138,8 @@ def _queued(
             device_table.finish()
         if target not in (None, "direction"):
             device_table.remember_norms(workspace)
-        return workspace.tensors[-1] if formula is not None else None
+        found = workspace.tensors[-1]
+        return None if formula is None else found if retraction else found[:, : len(STEP_STATISTICS)]
 
     return take
 
@@ -150,15 +152,14 @@ def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bo
     device = table.buffer.device
     # without norm items no result is stored for a row or a tile
     rows, tiles = (0, 0) if target is None else (table.rows, table.tiles)
-    names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
-    statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
+    statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
-    statistics[:, names.index("scale")] = 1
+    statistics[:, FACTOR] = 1
     return Workspace((
         torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
         torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
-        torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
+        torch.ones((2 if retracts else 1) * rows, dtype=torch.float32, device=device),
         statistics,
     ))  # fmt: skip
 

@@ -11,6 +11,7 @@ Tuples have these orders:
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels.formula import lerp
 from fused_lwlr.kernels.rules.base import cautious
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.numbers import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
@@ -19,7 +20,7 @@ from fused_lwlr.kernels.triton.tile import ALIGNMENT, HYPER_ROW, NUMEL, TAIL, en
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
-cautious_decay = compiled(cautious)
+cautious_decay, moved = compiled(cautious), compiled(lerp)
 
 
 @triton.jit
@@ -55,7 +56,7 @@ def new_values(
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
     factors,  # two: gradient, decayed gradient
-    coefficients,  # see `Rule.scheduled`
+    coefficients,  # see `Rule.coefficients`
     hyper,
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,
@@ -86,13 +87,6 @@ def new_values(
 
 
 @triton.jit
-def move_average(e, w, hyper):
-    """An average moved towards the weight, in the form that torch.lerp chooses."""
-    weight = tl.load(hyper + EMA_WEIGHT)
-    return tl.where(weight < 0.5, e + weight * (w - e), w - (w - e) * (1 - weight))
-
-
-@triton.jit
 def step_block(
     at,
     offs,  # offsets of the block in the tile
@@ -120,7 +114,7 @@ def step_block(
     w = (w - rate * d) * rho
     store(at[MASTER], offs, numel, w, DTYPES[MASTER], FULL)
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)
+        store(at[EMA], offs, numel, moved(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     position = offs
     if key is not None:
         position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
@@ -133,7 +127,7 @@ def step_block(
         store(at[i], offs, numel, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)
+        store(at[EMA], offs, numel, moved(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     return w if FULL else tl.where(offs < numel, w, 0.0)
 
 

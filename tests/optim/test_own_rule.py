@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cases import every_backend
@@ -40,17 +39,11 @@ def coefficients(options, steps):
     return where(steps == 0, 0.0, momentum), where(steps == 0, option(options, WARM), option(options, REST))
 
 
-def scheduled(numbers, steps):
-    momentum, rest, warm = numbers
-    return momentum * (steps > 0), np.where(steps == 0, warm, rest)
-
-
 SIGNUM = Rule(
     name="signum",
     states=("momentum_buffer",),
     numbers=numbers,
     update=update,
-    scheduled=scheduled,
     coefficients=coefficients,
     adaptive=True,
 )
