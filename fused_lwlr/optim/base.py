@@ -389,8 +389,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Options of layers come from the dict if it has them; otherwise they do not change. The same holds for the decay
         `ema`, for which None counts as missing: averages that the dict lacks begin with the weights before the next
-        step. Implementation flags (`foreach`, `fused`, ...) do not change. State is copied, in the dtype in which the
-        optimizer keeps it.
+        step. Momentum and the maximum of amsgrad that the dict lacks begin in the next step, as when these options are
+        switched on in mid-training. Implementation flags (`foreach`, `fused`, ...) do not change. State is copied, in
+        the dtype in which the optimizer keeps it.
 
         Args:
             state_dict: the result of `state_dict()`.
