@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, Rule, reference
@@ -157,7 +158,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         found: dict[str, set[str]] = {}
         for param in (local(param) for group in self.param_groups for param in group["params"]):
-            addressable = is_addressable(param) and not param.is_inference()
+            addressable = is_lazy(param) or (is_addressable(param) and not param.is_inference())
             module = ops.pick(self.options.backend, param.device, param.dtype, addressable=addressable)
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}

@@ -66,7 +66,8 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
     names = [name for group in groups for name in group["param_names"]] if named else None
     scaling.check(names)
     params = [param for group in groups for param in group["params"]]
-    if not any(map(scaling.selects, names or [None] * len(params), params)):
+    # one that is not initialized yet has no shape to select it by
+    if not any(is_lazy(p) or scaling.selects(n, p) for n, p in zip(names or [None] * len(params), params, strict=True)):
         warnings.warn(
             f"scaling={scaling!r} selects none of the {len(params)} parameters, so it has no effect: give it select=. "
             "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
