@@ -434,6 +434,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._buckets.reset()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._buckets is not None:
+            self._buckets.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
         options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
         left_out = (*self._kind, "in_backward")

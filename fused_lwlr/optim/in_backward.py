@@ -41,6 +41,9 @@ class StepInBackward:
     def write_weights(self) -> None:
         """Does nothing: the optimizer has the parameters of the model."""
 
+    def check_copy(self) -> None:
+        """Does nothing: a copy of the optimizer steps copies of the parameters in `step()`."""
+
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
         if self._handles is None:
