@@ -82,12 +82,14 @@ class Regression:
             self.weight, self.bias = nn.Parameter(weight[..., 0]), nn.Parameter(bias[..., 0])
         self.named = [("weight", self.weight), ("bias", self.bias)]
         self.input = uniform((5,), dtype, device)
+        self.evaluations = 0
 
     def loss(self):
         return (self.weight.mv(self.input) + self.bias).square().mean()
 
     def closure(self, optimizer):
         def evaluate():
+            self.evaluations += 1
             optimizer.zero_grad()
             loss = self.loss()
             loss.backward()

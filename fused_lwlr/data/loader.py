@@ -4,9 +4,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,8 +33,18 @@ class Batch(NamedTuple):
     skipped: tuple[str, ...]
 
 
+Check = Callable[[Any], None]
+"""A function that is called with the first batch as it was loaded, and raises ValueError if it refuses it."""
+
+
 def train_batches(
-    images: Split, sampler: MicroBatchSampler, *, device: torch.device, workers: int = 0, prefetch: int = 2
+    images: Split,
+    sampler: MicroBatchSampler,
+    *,
+    device: torch.device,
+    workers: int = 0,
+    prefetch: int = 2,
+    check: Check | None = None,
 ) -> Iterator[Batch]:
     """The micro-batches of a run, in the order of the sampler.
 
@@ -48,11 +58,12 @@ def train_batches(
         prefetch: micro-batches that each worker is ahead.
 
     Raises:
-        ValueError: from the iterator: an image cannot be read and must not be skipped.
+        ValueError: from the iterator: an image cannot be read and must not be skipped, a batch of a stream has another
+            size than those of the sampler, or `check` refuses the first one.
     """
     if isinstance(images, Stream):
-        return (_ready(images, *pair, (), device) for pair in images.train(sampler, device, workers))
-    return _batches(images, sampler, device, workers, prefetch)
+        return _on_device(images, images.train(sampler, device, workers), device, check, sampler.micro_batch)
+    return _on_device(images, _loader(images, sampler, device, workers, prefetch), device, check)
 
 
 def val_batches(
@@ -64,6 +75,7 @@ def val_batches(
     prefetch: int = 2,
     world_size: int = 1,
     rank: int = 0,
+    check: Check | None = None,
 ) -> Iterator[Batch]:
     """The batches of one process that goes through its part of a validation set once, in order.
 
@@ -71,13 +83,14 @@ def val_batches(
     sums over images whose target is at least 0, added over the processes, are exact.
 
     Raises:
-        ValueError: as with `train_batches`.
+        ValueError: from the iterator: an image cannot be read and must not be skipped, or `check` refuses the first
+            batch.
     """
     if isinstance(images, Stream):
         part = Part(batch_size, 0, 0, rank, world_size, device, workers)
-        return (_ready(images, *pair, (), device) for pair in images.batches(part))
+        return _on_device(images, images.batches(part), device, check)
     shard = padded_shard(len(images), batch_size=batch_size, world_size=world_size, rank=rank)
-    return _batches(images, list(shard), device, workers, prefetch)
+    return _on_device(images, _loader(images, list(shard), device, workers, prefetch), device, check)
 
 
 def bytes_ahead(images: Split, *, batch_size: int, workers: int, prefetch: int) -> int:
@@ -113,11 +126,11 @@ def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: 
     return batches * batch_size / (time.perf_counter() - start)
 
 
-def _batches(
+def _loader(
     images: Split, order: "Sampler[MicroBatch] | list[MicroBatch]", device: torch.device, workers: int, prefetch: int
-) -> Iterator[Batch]:
+) -> DataLoader[Loaded]:
     gpu = device.type == "cuda"
-    loader: DataLoader[Loaded] = DataLoader(
+    return DataLoader(
         images,
         batch_size=None,  # an item is a micro-batch
         sampler=order,
@@ -128,22 +141,32 @@ def _batches(
         # a separate generator, since DataLoader would draw from torch's global one
         generator=torch.Generator(),
     )
-    return _on_device(images, loader, device)
 
 
-def _on_device(images: Split, loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
-    for loaded in loader:
-        if loaded.error is not None:
-            raise ValueError(loaded.error)
-        skipped = tuple(loaded.skipped)  # DataLoader turns it into a list
-        yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
+def _on_device(
+    images: Split, loader: Iterable[Any], device: torch.device, check: Check | None, size: int | None = None
+) -> Iterator[Batch]:
+    """Yields the batches of a loader, each a `Loaded` or a pair of inputs and targets.
 
-
-def _ready(images: Split, inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
-    inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
-    if inputs.dtype == torch.uint8:
-        inputs = normalized(inputs, *images.statistics)
-    return Batch(inputs, targets, skipped)
+    Args:
+        size: the number of images that each must have; None for any.
+    """
+    for batch in loader:
+        if isinstance(batch, Loaded) and batch.error is not None:
+            raise ValueError(batch.error)
+        if check is not None:
+            check(batch)
+            check = None
+        inputs, targets, skipped = batch[:3] if isinstance(batch, Loaded) else (*batch, ())
+        if size is not None and not len(inputs) == len(targets) == size:
+            raise ValueError(
+                f"the loader made a batch of {len(inputs)} images and {len(targets)} targets, not {size}: make it "
+                "leave out a smaller last batch"
+            )
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
+        if inputs.dtype == torch.uint8:
+            inputs = normalized(inputs, *images.statistics)
+        yield Batch(inputs, targets, tuple(skipped))  # DataLoader turns a tuple into a list
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

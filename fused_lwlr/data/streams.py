@@ -57,10 +57,10 @@ class Stream(Split):
         raise TypeError("images of a stream come in its own order, and not by index")
 
     def train(self, sampler: MicroBatchSampler, device: torch.device, workers: int) -> Iterator[Pair]:
-        """The number of batches of the sampler, in its size.
+        """The number of batches of the sampler.
 
         Raises:
-            ValueError: a batch has another size, or the loader is empty.
+            ValueError: the loader is empty.
         """
         made, end = (step * sampler.micro_batches for step in (sampler.start_step, sampler.steps))
         while made < end:
@@ -68,13 +68,8 @@ class Stream(Split):
             part = Part(
                 sampler.micro_batch, made, sampler.seed, sampler.rank, sampler.world_size, device, workers
             )  # fmt: skip
-            for inputs, targets in self.batches(part):
-                if not len(inputs) == len(targets) == sampler.micro_batch:
-                    raise ValueError(
-                        f"the loader made a batch of {len(inputs)} images and {len(targets)} targets, not "
-                        f"{sampler.micro_batch}: make it leave out a smaller last batch"
-                    )
-                yield inputs, targets
+            for pair in self.batches(part):
+                yield pair
                 made += 1
                 if made == end:
                     return

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, Rule, reference
@@ -157,7 +158,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         found: dict[str, set[str]] = {}
         for param in (local(param) for group in self.param_groups for param in group["params"]):
-            addressable = is_addressable(param) and not param.is_inference()
+            addressable = is_lazy(param) or (is_addressable(param) and not param.is_inference())
             module = ops.pick(self.options.backend, param.device, param.dtype, addressable=addressable)
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
@@ -389,8 +390,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Options of layers come from the dict if it has them; otherwise they do not change. The same holds for the decay
         `ema`, for which None counts as missing: averages that the dict lacks begin with the weights before the next
-        step. Implementation flags (`foreach`, `fused`, ...) do not change. State is copied, in the dtype in which the
-        optimizer keeps it.
+        step. Momentum and the maximum of amsgrad that the dict lacks begin in the next step, as when these options are
+        switched on in mid-training. Implementation flags (`foreach`, `fused`, ...) do not change. State is copied, in
+        the dtype in which the optimizer keeps it.
 
         Args:
             state_dict: the result of `state_dict()`.
@@ -432,6 +434,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._buckets.reset()
 
     def __getstate__(self) -> dict[str, Any]:
+        if self._buckets is not None:
+            self._buckets.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
         options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
         left_out = (*self._kind, "in_backward")

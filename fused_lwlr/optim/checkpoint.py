@@ -151,9 +151,9 @@ def _state(options: StepOptions, new_groups: Groups, groups: Groups, saved: Any)
     """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
     # id -> parameter, its name in messages, and its place in the new groups
     known: dict[Any, tuple[Tensor, str, dict[str, Any], int]] = {}
-    for new, theirs in zip(new_groups, groups, strict=True):
+    for number, (new, theirs) in enumerate(zip(new_groups, groups, strict=True)):
         for at, (param, key) in enumerate(zip(new["params"], theirs["params"], strict=True)):
-            label = f"parameter {label_of(new, at)}"
+            label = f"parameter {label_of(new_groups, number, at)}"
             # a parameter that is in its group twice has one id
             if known.setdefault(key, (param, label, new, at))[0] is not param:
                 raise ValueError(f"the state dict gives the id {key!r} to {known[key][1]} and to {label}")

@@ -6,6 +6,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fused_lwlr.memory import find_overlap
 from fused_lwlr.optim.base import FusedOptimizer
@@ -39,6 +40,9 @@ class StepInBackward:
 
     def write_weights(self) -> None:
         """Does nothing: the optimizer has the parameters of the model."""
+
+    def check_copy(self) -> None:
+        """Does nothing: a copy of the optimizer steps copies of the parameters in `step()`."""
 
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
@@ -147,8 +151,8 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
             parameter is not sharded by `fully_shard`. Later, by `backward()` or `step()`: a second gradient of a
             parameter before `optimizer.step()`, a closure, a `torch.amp.GradScaler`, or a capture in a CUDA graph.
         TypeError: the optimizer is not from this package.
-        ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are on
-            several devices or share memory.
+        ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are not
+            initialized yet, are on several devices or share memory.
     """
     check_given(StepInBackward.called, model, optimizer, max_bytes)
     return StepInBackward(model, optimizer, max_bytes)
@@ -171,6 +175,8 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
             f"{foreign} of {len(params)} parameters of the optimizer are not parameters of model: pass the model that "
             "the optimizer steps"
         )
+    if any(map(is_lazy, params)):
+        raise ValueError(f"a parameter of a lazy module is not initialized yet: call the model once before {called}")
     devices = sorted({str(param.device) for param in params})
     if len(devices) > 1:
         raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")

@@ -84,7 +84,7 @@ def members_of(
         if param.grad is None and not (is_ordinary(param) and is_complete(options, group, at, state, on_device)):
             waiting.append(param)
             continue
-        label = f"parameter {label_of(group, at)}"
+        label = f"parameter {label_of(groups, number, at)}"
         entries, steps = state_of(options, group, param, label, state, on_device)
         member = Member(position, param, label, [], [], entries, steps)
         members.append(member)

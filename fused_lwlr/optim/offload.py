@@ -61,6 +61,13 @@ class CPUOffload(StepInBackward):
         self._send(self._copies)
         self._stream.lead()
 
+    def check_copy(self) -> None:
+        """Raises RuntimeError: a copy of the optimizer would not have the parameters of a copy of the model."""
+        raise RuntimeError(
+            "an optimizer cannot be copied after offload_to_cpu(), since its copy would step no model: remove() the "
+            "handle first, or load state_dict() into a new optimizer"
+        )
+
     def _params(self) -> list[Tensor]:
         return [self._sources.get(param, param) for param in super()._params()]
 
@@ -183,7 +190,7 @@ def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: in
 
     The GPU keeps the weights, and gradients of about `max_bytes`. The CPU has the weights, the state, and gradients
     that wait for their step. Weights of the model that are changed in place, as by `model.load_state_dict()`, are
-    copied to the CPU with the next gradient.
+    copied to the CPU with the next gradient. The optimizer cannot be copied or pickled; its state dict can.
 
     Args:
         model: has all parameters of the optimizer.

@@ -76,9 +76,10 @@ def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> list[st
 
 def drop_stale(options: StepOptions, groups: Groups, states: Any) -> None:
     """Removes the entries that no step would maintain, also of parameters without a gradient."""
+    optional = {MASTER, EMA, RADIUS}
     for group in groups:
         for at, param in enumerate(group["params"]):
-            if param in states:
+            if not optional.isdisjoint(states.get(param, ())):
                 for name in stale_names(options, group, at):
                     states[param].pop(name, None)
 

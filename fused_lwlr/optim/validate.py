@@ -45,9 +45,12 @@ def _place(tensor: Any) -> str:
     return f"{tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
 
 
-def label_of(group: dict[str, Any], position: int) -> str:
-    """Returns the name of a parameter for messages, or its place."""
-    return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
+def label_of(groups: Groups, number: int, position: int) -> str:
+    """Returns the name of the parameter at a position of a group for messages, or its place."""
+    group = groups[number]
+    if "param_names" in group:
+        return repr(group["param_names"][position])
+    return f"number {position} of {f'group {number}' if len(groups) > 1 else 'its group'}"
 
 
 def check_selection(options: StepOptions, groups: Groups) -> None:
@@ -63,7 +66,8 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
     names = [name for group in groups for name in group["param_names"]] if named else None
     scaling.check(names)
     params = [param for group in groups for param in group["params"]]
-    if not any(map(scaling.selects, names or [None] * len(params), params)):
+    # one that is not initialized yet has no shape to select it by
+    if not any(is_lazy(p) or scaling.selects(n, p) for n, p in zip(names or [None] * len(params), params, strict=True)):
         warnings.warn(
             f"scaling={scaling!r} selects none of the {len(params)} parameters, so it has no effect: give it select=. "
             "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
@@ -128,16 +132,16 @@ def is_ordinary(param: Tensor) -> bool:
 def check_gradients(options: StepOptions, groups: Groups) -> None:
     """Raises RuntimeError unless every parameter can be stepped by its gradient."""
     seen, optimizer = set(), options.optimizer
-    places = [(group, at, param) for group in groups for at, param in enumerate(group["params"])]
-    for group, at, param in places:
-        grad, label = param.grad, label_of(group, at)
+    places = [(i, at, param) for i, group in enumerate(groups) for at, param in enumerate(group["params"])]
+    for number, at, param in places:
+        grad, label = param.grad, label_of(groups, number, at)
         if grad is None:
             continue
         if param.is_nested:
             raise RuntimeError(
                 f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
             )
-        if param.is_meta and (options.fused or group.get("fused")):
+        if param.is_meta and (options.fused or groups[number].get("fused")):
             raise RuntimeError(
                 "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
                 f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"

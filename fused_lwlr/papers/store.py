@@ -34,6 +34,9 @@ class Store:
         found = _read(path) if path.exists() else None
         if found is not None and "study" not in found:
             raise ValueError(f"{path} is not a file of a study: choose another folder (--out)")
+        for name in ("results.json", "table.md", f"{settings.study}.png"):
+            if found is None and (out / name).exists():
+                raise ValueError(f"{out / name} is not of a study, which has settings.json: choose another --out")
         # without results there is nothing to mix up: a mistyped option can be corrected
         if found is not None and any(self.jobs.glob("*.json")):
             changed = _changed(found | {"device": settings.device, "seeds": settings.seeds}, asdict(settings))

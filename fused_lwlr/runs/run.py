@@ -27,7 +27,7 @@ from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
-from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.signals import IN_PREPARATION, NOTICE, StopFlag
 from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import save_weights
 
@@ -92,11 +92,13 @@ def run(recipe: Recipe) -> int:
             finish(trainer, screen, "finished")
             return _judged(loop, screen)
         if restored is None:
+            flag.notice = IN_PREPARATION
             try:
                 trainer.prepare(progress=True, agree=flag.agree)
             except StoppedError:
                 screen.say("Stopped before the first step, without a checkpoint: the same command begins again.")
                 return flag.exit_code
+        flag.notice = NOTICE
         _record(loop)
         # with it, --config trains the same again
         toml = Path(recipe.out) / "recipe.toml"

@@ -1,11 +1,13 @@
 """The passes of a training in one of its processes: the images of each, and their part in the mean of a step."""
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.data import Batch, MicroBatchSampler, Mixing, Splits, Text, train_batches
+from fused_lwlr.data.check import check_batch
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 
@@ -19,12 +21,15 @@ class Passes:
     Attributes:
         micro: images, or sequences of text, of a pass.
         accumulation: passes of a step.
+        check: refuses a first batch that does not fit the data.
     """
 
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text) -> None:
         self.recipe, self.world, self.data = recipe, world, data
         self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
         self.workers = world.workers(recipe)
+        sides = (data.image_size, recipe.test_size) if isinstance(data, Splits) else ()
+        self.check = partial(check_batch, data, sides)
         self.steps_per_epoch = self.sampler(0, 1).steps_per_epoch
         self.mixing = None
         if recipe.mixup or recipe.cutmix:
@@ -55,8 +60,9 @@ class Passes:
 
     def batches(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
         return train_batches(
-            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
-        )
+            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch,
+            check=self.check,
+        )  # fmt: skip
 
     def minibatches(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of the training from its first step on, for measurements."""

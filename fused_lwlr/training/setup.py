@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fused_lwlr
 from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
+from fused_lwlr.data.check import check_splits
 from fused_lwlr.data.streams import imported
 from fused_lwlr.methods.lwlr.init import NORMS
 from fused_lwlr.models.build import build
@@ -53,8 +54,8 @@ def load_data(recipe: Recipe) -> Splits | Text:
         )  # fmt: skip
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
-    if not isinstance(found, Splits):
-        raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
+    if recipe.loader is not None:
+        check_splits(found, f"--loader {recipe.loader}")
     return _alike(found)
 
 

@@ -16,6 +16,8 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGUSR1"):
     SIGNALS.append(signal.SIGUSR1)  # the warning of Slurm before the end of a job's time
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
+IN_PREPARATION = b"\nStopping after this minibatch, without a checkpoint. (Ctrl-C once more ends the run at once.)\n"
+"""While rates are measured, or GradInit runs."""
 
 
 class StopFlag:
@@ -28,10 +30,12 @@ class StopFlag:
 
     Attributes:
         signum: the first signal that came to this process, or None.
+        notice: what the first signal writes to standard error.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.notice = NOTICE
         self._agreed = 0
         self._group = process_group()
         self._before: dict[int, Any] = {}
@@ -94,4 +98,4 @@ class StopFlag:
                 # print may not be called again while it runs, which may be now; a Ctrl-C in `... 2>&1 | tee log` has
                 # ended tee as well
                 with suppress(OSError):
-                    os.write(2, NOTICE)
+                    os.write(2, self.notice)

@@ -279,6 +279,7 @@ class Trainer:
             prefetch=self.recipe.prefetch,
             world_size=self.world.size,
             rank=self.world.rank,
+            check=self.passes.check,
         )
         self.world.broadcast(self.model)
         weights: dict[str, Context] = {"model": nullcontext}

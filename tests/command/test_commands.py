@@ -2,6 +2,7 @@ import io
 import json
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 from idx_files import arrays, save
@@ -9,6 +10,8 @@ from idx_files import arrays, save
 from fused_lwlr import LayerRates
 from fused_lwlr.command.group import COMMANDS, command
 from fused_lwlr.command.main import app
+from fused_lwlr.data.sampler import permutation
+from fused_lwlr.data.sources import Tensors
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -132,10 +135,17 @@ def test_synthetic_images_are_named(run):
 
 
 @pytest.mark.long
-def test_minibatches_of_more_than_an_epoch(run, tmp_path):
+def test_minibatches_of_more_than_an_epoch(run, tmp_path, monkeypatch):
     """An epoch of the digits has 22 minibatches; the following ones come from the next epoch, in another order."""
-    run("calibrate --steps 23 --device cpu")
+    loaded, load = [], Tensors.__getitem__
+    monkeypatch.setattr(
+        Tensors, "__getitem__", lambda self, wanted: (loaded.append(wanted.indices), load(self, wanted))[1]
+    )
+    run("calibrate --steps 23 --batch-size 64 --device cpu --workers 0")
     assert LayerRates.from_json(tmp_path / "rates.json").steps == 23
+    first, second = (permutation(1437, 0, epoch).tolist() for epoch in (0, 1))
+    assert [*chain(*loaded)] == first[: 22 * 64] + second[:64]
+    assert first[:64] != second[:64]
 
 
 @pytest.mark.long

@@ -90,6 +90,7 @@ def test_a_closure_steps_as_torch_does(name, desc, backend, contiguous):
     for _ in range(5):
         losses = [o.step(p.closure(o)) for o, p in zip(optimizers, (problem, other), strict=True)]
         assert all(loss.requires_grad for loss in losses)
+    assert problem.evaluations == other.evaluations == 5
     compare(check_of(name, desc, backend, 5), *optimizers, problem.named, other.named)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from fused_lwlr.data import MicroBatchSampler, Part, Stream, loader_throughput, train_batches, val_batches
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
+from fused_lwlr.data.sources import Tensors
 from fused_lwlr.data.streams import imported
 
 CPU = torch.device("cpu")
@@ -65,6 +66,20 @@ def test_batches_that_do_not_fit_are_refused(batches, message):
     sampler = MicroBatchSampler(9, seed=0, batch_size=3, micro_batch=3, steps=5)
     with pytest.raises(ValueError, match=message):
         list(train_batches(Stream(9, lambda part: batches), sampler, device=CPU))
+
+
+@pytest.mark.parametrize(
+    "images", [Stream(9, lambda part: numbered(0, 2)), Tensors(torch.rand(9, 1, 4, 4), torch.arange(9))]
+)
+def test_only_the_first_batch_is_checked(images):
+    """As it was loaded: a stream gives pairs, and a split by index `Loaded`."""
+    sampler, seen = MicroBatchSampler(9, seed=0, batch_size=3, micro_batch=3, steps=5), []
+    found = list(train_batches(images, sampler, device=CPU, check=seen.append))
+    assert len(found) == 5
+    [first] = seen
+    assert torch.equal(first[0], found[0].inputs)
+    assert len(list(val_batches(images, batch_size=3, device=CPU, check=seen.append))) > 1
+    assert len(seen) == 2
 
 
 def test_throughput_is_that_of_the_stream():

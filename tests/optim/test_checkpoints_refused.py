@@ -216,11 +216,19 @@ def test_another_kind_of_optimizer(name, other, missing, device):
 
 @every_name
 def test_without_names_a_parameter_has_its_number(name, device):
+    """Also in the errors of a step."""
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS[name]([{"params": [p]} for _, p in named], **OPTIONS[name])
     train((optimizer,), (named,), 1)
     checkpoint = spoiled(optimizer, ("state", 2, MOMENT[name]), torch.ones(3))
-    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter number 0 of its group is ")
+    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter number 0 of group 2 is ")
+    _, last = named[2]
+    last.grad, last.data = torch.ones_like(last), torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="the gradient of parameter number 0 of group 2 is "):
+        optimizer.step()
+    last.grad = torch.ones_like(last)
+    with pytest.raises(ValueError, match=r"state '.*' of parameter number 0 of group 2 is "):
+        optimizer.step()
 
 
 class Broken(torch.Tensor):

@@ -99,6 +99,11 @@ def two_devices(take, model, optimizer, x):
     take(mixed, ALL["sgd"](mixed.parameters()))
 
 
+def not_initialized(take, model, optimizer, x):
+    lazy = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3))
+    take(lazy, ALL["sgd"](lazy.parameters()))
+
+
 def shared_memory(take, model, optimizer, x):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(x.device)
     model[1].weight = nn.Parameter(model[0].weight.detach())
@@ -112,6 +117,11 @@ REFUSED = {
     "an unseen gradient": (an_unseen_gradient, RuntimeError, r"parameter 'blocks\.1\.weight' has a gradient that no"),
     "a new group": (a_new_group, RuntimeError, "parameter '(late|that was added)' has a gradient that no hook saw"),
     "two devices": (two_devices, ValueError, "cpu, meta"),
+    "not initialized": (
+        not_initialized,
+        ValueError,
+        r"a parameter of a lazy module is not initialized yet: call the model once before {take}\(\)",
+    ),
     "shared memory": (shared_memory, ValueError, "share memory"),
     "another optimizer": (
         lambda take, model, optimizer, x: take(model, torch.optim.SGD(model.parameters(), 1)),
@@ -131,6 +141,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 @pytest.mark.parametrize("what", REFUSED)
 @every_handle
 def test_refused(take, what, device):

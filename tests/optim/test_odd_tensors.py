@@ -437,11 +437,14 @@ def test_layer_statistics_of_wrapper_subclasses(backend):
 
 @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 @pytest.mark.parametrize("scaling", [None, LAMB(), Hyperball()], ids=name_of)
+@pytest.mark.parametrize("first", [nn.Linear, nn.LazyLinear])
 @every_case
-def test_lazy_parameters_are_stepped_when_they_are_there(name, backend, scaling):
+def test_lazy_parameters_are_stepped_when_they_are_there(name, backend, first, scaling):
     """As in torch, a parameter that is not initialized yet has no gradient, and is skipped; state dicts have none."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(2))
+    model = nn.Sequential(first(3, 3) if first is nn.Linear else first(3), nn.LazyLinear(2))
     optimizer = OURS[name](model.named_parameters(), **OPTIONS[name], scaling=scaling, backend=backend)
+    assert optimizer.backend == {"cpu": backend}
+    optimizer.scaling = scaling
     for layers, stepped in ((model[0], 2), (model, 4)):
         for _ in range(2):
             layers(torch.ones(4, 3)).sum().backward()

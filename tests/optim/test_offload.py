@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import BACKENDS
-from steps import ALL, OPTIONS, identical, saved, uniform
+from steps import ALL, OPTIONS, identical, saved, through_pickle, uniform
 from test_in_backward import FEATURES, Net, deep
 from torch import nn
 from torch.autograd.graph import increment_version
@@ -292,6 +292,31 @@ def test_state_moves(stream, device):
     optimizer.step()
     assert not identical(model.state_dict(), weights)
     optimizer.load_state_dict(before)
+
+
+def test_copies(device):
+    """A copy of the model is a model without hooks, whose optimizer is made from the state dict."""
+    model = Net().to(device)
+    optimizer = ALL["adamw"](named(model), **OPTIONS["adamw"])
+    handle = offload_to_cpu(model, optimizer)
+    x = uniform((5, FEATURES), torch.float32, device)
+    for _ in range(2):
+        backward(model, x)
+        optimizer.step()
+    for copy in (deepcopy, through_pickle):
+        with pytest.raises(RuntimeError, match=r"an optimizer cannot be copied after offload_to_cpu\(\)"):
+            copy((model, optimizer))
+    other = deepcopy(model)
+    its = ALL["adamw"](named(other), **OPTIONS["adamw"])
+    its.load_state_dict(optimizer.state_dict())
+    handle.remove()
+    pairs = (model, optimizer), (other, its), deepcopy((model, optimizer))
+    for one, stepped in pairs:
+        backward(one, x)
+        stepped.step()
+    for one, stepped in pairs[1:]:
+        assert identical(one.state_dict(), model.state_dict())
+        assert identical(stepped.state_dict(), optimizer.state_dict())
 
 
 def test_backward_that_raises(stream, device):

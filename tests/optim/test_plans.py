@@ -67,6 +67,29 @@ def test_heads_take_turns(name, backend, made, device):
         assert [both[0].state[p]["step"].item() for _, p in twins[0]] == [12, 12, 4, 4]
 
 
+@every_case
+def test_a_plan_waits_for_its_first_gradient(name, backend, made, device):
+    """A plan for each dtype; one of them is made with the state of parameters, and without a gradient."""
+    named, expected = (
+        [*of_one, *zip(("q0", "q1"), (p for _, p in of_another), strict=True)]
+        for of_one, of_another in zip(
+            *(twin_parameters([(3, 2), (5,)], dtype, device) for dtype in (torch.float32, torch.bfloat16)), strict=True
+        )
+    )
+    ours, other = (
+        OURS[name](pairs, **OPTIONS[name], backend=of) for pairs, of in ((named, backend), (expected, "torch"))
+    )
+    turn((ours, other), (named, expected), range(4))
+    ours.load_state_dict(ours.state_dict())
+    made.clear()
+    for members in [(0, 1), (0, 1, 2, 3), (2, 3), (0, 1), (1, 2)]:
+        other._last_plans = None
+        turn((ours, other), (named, expected), members)
+        compare(lambda a, b: close(a, b, 6), ours, other, named, expected)
+    # one a step is the other's
+    assert len(made) == 1 + 5
+
+
 @pytest.mark.parametrize("more", [*CONTROLS, None], ids=lambda more: "-".join(more or ["own"]))
 @every_case
 def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):

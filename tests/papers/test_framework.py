@@ -183,6 +183,12 @@ def test_foreign_files_are_kept():
         start(toy.study())
     assert settings.read_text() == "{}"
     settings.unlink()
+    for report in map(Path, ("run/results.json", "run/table.md", "run/toy.png")):
+        report.write_text("{}")
+        with pytest.raises(ValueError, match=f"{report} is not of a study, which has settings.json: choose another"):
+            start(toy.study())
+        assert report.read_text() == "{}"
+        report.unlink()
     store, jobs = start(toy.study())
     run(store, jobs[:1], workers=1)
     assert note.exists()

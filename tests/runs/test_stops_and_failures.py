@@ -52,11 +52,12 @@ def forwards(place):
     ("target", "count", "number", "step", "validated"),
     [
         ((Trainer, "update"), 5, signal.SIGTERM, 5, 0),
+        ((Trainer, "update"), 3, signal.SIGTERM, 3, 0),
         ((evaluate, "next_tokens"), 3, signal.SIGTERM, 5, 4),
         ((evaluate, "next_tokens"), 3, signal.SIGUSR1, 5, 4),
         ((evaluate, "next_tokens"), 4 * BATCHES + 1, signal.SIGTERM, 12, 4 * BATCHES + 2),
     ],
-    ids=["before", "within", "within-usr1", "within-the-last"],
+    ids=["before", "without", "within", "within-usr1", "within-the-last"],
 )
 def test_a_signal_does_not_wait_for_a_validation(target, count, number, step, validated, straight, tmp_path, capfd):
     recipe = dataclasses.replace(RECIPE, out=str(tmp_path / "run"))
@@ -68,7 +69,9 @@ def test_a_signal_does_not_wait_for_a_validation(target, count, number, step, va
     assert in_a_child(recipe, prelude) == 128 + number
     counted = tmp_path / "forwards"
     assert int(counted.read_text() if counted.exists() else 0) == validated
-    assert f"Stopped after step {step} of 12: the same command goes on from there." in capfd.readouterr().out
+    told = capfd.readouterr()
+    assert f"Stopped after step {step} of 12: the same command goes on from there." in told.out
+    assert "Stopping after this step, with a checkpoint. (Ctrl-C once more" in told.err
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step-{step:09d}.pt"]
     assert not (tmp_path / "run/model.pt").exists()
     assert running.run(recipe) == 0
@@ -110,7 +113,9 @@ def test_a_signal_does_not_wait_for_a_preparation(options, passes, tmp_path, cap
         killing(Trainer, "loss", 3, signal.SIGTERM)
 
     assert in_a_child(dataclasses.replace(RECIPE, **options, out=str(tmp_path / "run")), prelude) == 143
-    assert "Stopped before the first step, without a checkpoint" in capfd.readouterr().out
+    told = capfd.readouterr()
+    assert "Stopped before the first step, without a checkpoint" in told.out
+    assert "Stopping after this minibatch, without a checkpoint. (Ctrl-C once more" in told.err
     assert losses.read_text() == passes * "."
     assert not (tmp_path / "run").exists()
 
