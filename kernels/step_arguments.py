@@ -189,3 +189,10 @@ class Gate(NamedTuple):
     skip: bool = False
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
+
+    @property
+    def clip(self) -> float | Tensor:
+        """The factor of gradients by clipping."""
+        if self.totals is None or self.max_norm == math.inf:
+            return 1.0
+        return (self.max_norm / (self.totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0)

@@ -69,7 +69,7 @@ class Table:
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
-        cache: what the backend keeps for this table from step to step.
+        device_tables: the device table of this table for each set of columns, which a backend keeps.
         capturable: whether steps may be captured in a CUDA graph.
     """
 
@@ -80,7 +80,7 @@ class Table:
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_row = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
-        self.cache: dict[Any, Any] = {}
+        self.device_tables: dict[tuple[str, ...], Any] = {}
         self.capturable = False
         self.present = np.array([grad is not None for grad in grads], dtype=bool)
         self.grad_addresses, self.grad_forms = np.array(addresses_of(grads), dtype=np.int64), 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Factors, Gate, Hyper, Scale, totals_of
-from fused_lwlr.kernels.step_arguments import NONFINITE, SQ_SUM, WEIGHT_SQ_SUM
+from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
@@ -115,7 +115,6 @@ def decide(
         return list(map(Decision, balanced(options, plans, [each[:, WEIGHT_SQ_SUM] for each in sums]), gates)), report
     if completion is None or scale is None:
         return [Decision(scale, gate) for gate in gates], report
-    clip = (options.max_norm / (totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0) if clips else totals.new_ones(())
     if direction and clips:
         again = measure(options, plans, hyper, DIRECTION, gates, completion)
         sums = [
@@ -124,7 +123,7 @@ def decide(
         ]
     decisions = []
     for plan, gate, own in zip(plans, gates, sums, strict=True):
-        factors, statistics = factors_of(options, plan, hyper, scale, own, clip)
+        factors, statistics = factors_of(options, plan, hyper, scale, own, gate)
         decisions.append(Decision(factors, gate, statistics))
     return decisions, report
 

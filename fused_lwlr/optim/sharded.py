@@ -46,16 +46,16 @@ def measure(
 
 
 def factors_of(
-    options: StepOptions, plan: Plan, hyper: Sequence[Hyper], scale: Scale, sums: Tensor, clip: Tensor
+    options: StepOptions, plan: Plan, hyper: Sequence[Hyper], scale: Scale, sums: Tensor, gate: Gate
 ) -> tuple[Factors, Tensor]:
     """Returns the factors of a plan, and the statistics of its step, from its sums over all processes."""
-    sums, clip = sums.to(plan.device), clip.to(plan.device)
+    sums = sums.to(plan.device)
     of_row = uploaded(torch.from_numpy(plan.table.hyper_row), plan.device)
     multipliers = torch.tensor([row.multiplier for row in plan.table.rows], dtype=sums.dtype, device="cpu")
     lr = numbers([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
     weight_decay = numbers([h.decay for h in hyper], sums)[of_row]
     radii = plan.table.radii().double() if options.on_spheres else None
-    rho = scale.finalize(sums, plan.scaled & plan.stepped(), clip, lr, weight_decay, radii)
+    rho = scale.finalize(sums, plan.scaled & plan.stepped(), gate.clip, lr, weight_decay, radii)
     factor = sums[:, STEP_STATISTICS.index("scale")]
     return Factors(factor, scale.target, rho), sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
 

@@ -1,6 +1,5 @@
 """A step of any rule in plain PyTorch. It defines every option, and runs on every device."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -17,7 +16,6 @@ from fused_lwlr.kernels.step_arguments import (
     FACTOR,
     NONFINITE,
     RETRACTION_STATISTICS,
-    SQ_SUM,
     STEP_STATISTICS,
     UPDATE_SQ_SUM,
     WEIGHT_SQ_SUM,
@@ -126,16 +124,13 @@ def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
 
 def read_gate(gate: Gate) -> tuple[Factor, Factor, Factor, Tensor | None]:
     """Returns clip, shrink, unscale and skipped, see `Shared`."""
-    clip: Factor = 1.0
     shrink: Factor = 1.0
     skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
     if gate.totals is not None:
-        if gate.max_norm < math.inf:
-            clip = (gate.max_norm / (gate.totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0)
         shrink = torch.where(gate.totals[WEIGHT_SQ_SUM] > 0, gate.totals[WEIGHT_SQ_SUM].rsqrt(), 1.0)
         skip += [gate.totals[NONFINITE] != 0] if gate.skip else []
     inverse = inverse_of(gate.grad_scale)
-    return clip, shrink, 1.0 if inverse is None else inverse, torch.stack(skip).any() if skip else None
+    return gate.clip, shrink, 1.0 if inverse is None else inverse, torch.stack(skip).any() if skip else None
 
 
 def new_values(

@@ -61,6 +61,7 @@ class DeviceTable:
         items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         tiles: the number of tiles of all rows.
         workspaces: the memory of each operation, by its arguments.
+        kernels: the kernels that were compiled for it, by their compile-time arguments.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
@@ -74,6 +75,7 @@ class DeviceTable:
         self.rescales = bool(layout.rescaled.any())
         self.workspaces: dict[Any, Workspace] = {}
         self.items: dict[Any, Tensor] = {}
+        self.kernels: dict[Any, Any] = {}
         self._present: Any = None
         self._forms = -1
 
@@ -231,10 +233,7 @@ def device_table_of(
 
     `tile` returns the elements of a tile. It is called for a new device table only.
     """
-    found: DeviceTable | None = table.cache.get(columns)
+    found: DeviceTable | None = table.device_tables.get(columns)
     if found is None or found.hyper_shape != hyper_shape:
-        if found is not None:
-            # kernels are bound to the old device table
-            table.cache.clear()
-        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile())
+        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile())
     return found

@@ -72,7 +72,7 @@ class Kernel:
                 "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
                 "same options, types of learning rates and loss scale before the capture"
             )
-        self.device_table, self.meta = device_table, meta
+        self.meta = meta
         # does nothing for tensors on the CPU
         self.device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         options = {"maxnreg": registers} if torch.version.hip is None else {}
@@ -100,8 +100,14 @@ def _arguments(table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[
 
 
 def launch(
-    kernel: Kernel, items: Tensor, args: Sequence[Any], most_programs: int | None = None, *, counts: bool = False
-) -> None:  # fmt: skip
+    kernel: Kernel,
+    device_table: DeviceTable,
+    items: Tensor,
+    args: Sequence[Any],
+    most_programs: int | None = None,
+    *,
+    counts: bool = False,
+) -> None:
     """Runs a kernel once, and counts the launch. `args` are those after the number of rows.
 
     There is one program for each item, int32 [n, 2], but at most `most_programs`. Without items nothing is launched,
@@ -112,8 +118,8 @@ def launch(
         return
     programs = grid(count if most_programs is None else min(count, most_programs))
     with kernel.device:
-        kernel.run(programs, _arguments(kernel.device_table, items, args))
-        keep(kernel.device_table)
+        kernel.run(programs, _arguments(device_table, items, args))
+        keep(device_table)
     counters["launches"] += 1
 
 

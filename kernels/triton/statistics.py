@@ -155,16 +155,16 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
     arguments = (partials, arrivals, out, grad_scale)
     key = grad, weight, grad_scale is None
-    kernel = table.cache.get(key)
+    kernel = device_table.kernels.get(key)
     if kernel is None:
         dtypes = (device_table.dtypes["param"] if weight else None, device_table.dtypes["grad"] if grad else None)
-        kernel = table.cache[key] = Kernel(
+        kernel = device_table.kernels[key] = Kernel(
             statistics_kernel, device_table, tiles, arguments,
             registers=constants.most_registers(constants.least_resident("statistics")), DTYPES=dtypes,
             BLOCK=sizes.block, PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots,
             num_warps=constants.WARPS,
         )  # fmt: skip
-    launch(kernel, tiles, arguments)
+    launch(kernel, device_table, tiles, arguments)
     return out
 
 

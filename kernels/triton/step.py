@@ -64,16 +64,16 @@ def prepare(
     if items is None:
         items = device_table.add_items("tiles", work.tile_list(device_table.active_numel, sizes_of(device).step_block))
     key = rule, numbers.on_device
-    kernel = table.cache.get(key)
+    kernel = device_table.kernels.get(key)
     if kernel is None:
-        kernel = table.cache[key] = Kernel(
+        kernel = device_table.kernels[key] = Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
             BLOCK=sizes_of(device).step_block, **_common(device_table, rule, on_device=numbers.on_device),
         )  # fmt: skip
 
     def take() -> None:
-        launch(kernel, items, ())
+        launch(kernel, device_table, items, ())
         device_table.finish()
 
     return take
@@ -123,9 +123,9 @@ def _queued(
         rule, numbers.on_device, write, rescale, gate.skip, target, retraction,
         formula and (formula.formula, *formula.numbers), *map(type, arguments),
     )  # fmt: skip
-    kernel = table.cache.get(key)
+    kernel = device_table.kernels.get(key)
     if kernel is None:
-        kernel = table.cache[key] = _queue_kernel(
+        kernel = device_table.kernels[key] = _queue_kernel(
             device_table, items, arguments, formula, registers=most_registers(least_resident("queue", states)),
             **_common(device_table, rule, on_device=numbers.on_device), TARGET=target,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
@@ -133,7 +133,7 @@ def _queued(
         )  # fmt: skip
 
     def take() -> Tensor | None:
-        launch(kernel, items, arguments, most, counts=write and device_table.dtypes["step"] is not None)
+        launch(kernel, device_table, items, arguments, most, counts=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.finish()
         if target not in (None, "direction"):

@@ -91,7 +91,7 @@ def test_hyper_row_of_a_tensor_changes(device):
 
 
 def refreshed(table, columns, numbers):
-    found = table.cache.setdefault(columns, DeviceTable(table, columns, numbers.rows.shape, tile=4))
+    found = table.device_tables.setdefault(columns, DeviceTable(table, columns, numbers.rows.shape, tile=4))
     found.refresh(table, numbers)
     return found
 
@@ -174,7 +174,7 @@ def test_every_launch_keeps_its_memory(monkeypatch):
         step.step(SGD, table, HYPER["sgd"], scale)
         assert used[-1] <= kept[-1]
         if grads is wide:
-            scratch = table.cache[step.columns_of(SGD)]._scratch["grad"][1]
+            scratch = table.device_tables[step.columns_of(SGD)]._scratch["grad"][1]
             assert scratch.data_ptr() in kept[-1]
     assert len(kept) == 7
     sums = triton.statistics(table, weight=False)
@@ -213,15 +213,15 @@ def test_memory_of_a_table_outlives_a_launch_on_another_stream():
     table = make("sgd", [(1000,)], torch.float32, torch.device("cuda"))
     step.step(SGD, table, HYPER["sgd"])
     torch.cuda.synchronize()
-    address = table.cache[step.columns_of(SGD)].buffer.data_ptr()
-    size = table.cache[step.columns_of(SGD)].buffer.numel()
+    address = table.device_tables[step.columns_of(SGD)].buffer.data_ptr()
+    size = table.device_tables[step.columns_of(SGD)].buffer.numel()
     side, done = torch.cuda.Stream(), torch.cuda.Event()
     with torch.cuda.stream(side):
         torch.cuda._sleep(10**9)
         step.step(SGD, table, HYPER["sgd"])
         done.record()
-    freed = weakref.ref(table.cache[step.columns_of(SGD)])
-    table.cache.clear()
+    freed = weakref.ref(table.device_tables[step.columns_of(SGD)])
+    table.device_tables.clear()
     assert freed() is None
     other = torch.zeros(size, dtype=torch.int64, device="cuda")
     assert not done.query(), "the sleep ended before the allocation"

@@ -342,7 +342,7 @@ def test_many_options_are_few_rows(device):
     ours = fused_lwlr.AdamW(named, layers=layers, backend="triton")
     train((ours,), (named,), 2)
     (part,) = ours._last_plans[0].plans
-    assert part.table.cache[columns_of(ours.rule)].hyper_shape[0] == 3
+    assert part.table.device_tables[columns_of(ours.rule)].hyper_shape[0] == 3
     assert sorted(set(part.table.hyper_row)) == [0, 1, 2]
 
 
