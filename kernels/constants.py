@@ -21,7 +21,7 @@ LANES = 64 if torch.version.hip else 32
 WARPS = THREADS // LANES
 
 PER_PROCESSOR = 8
-"""Programs of the queue started for each multiprocessor: programs that do not fit start later, on an empty queue."""
+"""Programs of the queue started for each multiprocessor. Programs that do not fit start later, and find no work."""
 
 
 class Sizes(NamedTuple):

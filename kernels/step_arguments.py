@@ -20,9 +20,9 @@ For a factor of the direction, Σw² is computed from the exact weights."""
 RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
 """Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
-"""Arguments of a formula, which may also name direction_norm and its own numbers."""
+"""Statistics that a formula may take as arguments, in addition to `direction_norm` and its own numbers."""
 OF_DIRECTION = ("direction_norm", "dot")
-"""Arguments that only a formula whose target is the direction may name."""
+"""Statistics that a formula may take only if its target is the direction."""
 
 ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE_SQ_SUM = range(8)
 """Indices of `RETRACTION_STATISTICS`. `STATISTICS` has the same first four columns."""

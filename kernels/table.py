@@ -65,7 +65,7 @@ class Table:
         columns: name -> tensors.
         present: for each parameter, whether it has a gradient in the next step, bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
-        grad_forms: another number when gradients may have other strides or lazy bits than before.
+        grad_forms: a number that increases whenever strides or lazy bits of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.

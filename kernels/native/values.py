@@ -103,7 +103,7 @@ class Values:
         return [self.scalar(value) for value in values]
 
     def element(self, value: Value, lane: str, before: Mapping[str, bool]) -> str:
-        """Returns the expression of one element of a tensor. `before` says which ends of masks the lane is before."""
+        """Returns the expression of one element of a tensor. `before`: end of a mask -> whether the lane is below."""
         form = self.forms[value]
         if isinstance(form, Uniform):
             return form.text

@@ -48,7 +48,7 @@ class Shared(NamedTuple):
     skipped: Tensor | None
 
     def own(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor to compute in: itself, or a copy of half precision, or if its values may have to stay."""
+        """Returns a tensor to compute in: itself; a copy of half precision, and if its values may have to stay."""
         result = wide(tensor)
         return result if (self.write and self.skipped is None) or result is not tensor else result.clone()
 

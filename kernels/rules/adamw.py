@@ -13,7 +13,7 @@ from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
 EXACT_BETA1, EXACT_BETA2 = 4, 6
-"""Numbers in double precision, as two each; 0 without bias correction, since 1 − 0ᵗ is 1."""
+"""Places of β₁ and β₂ in double precision, two numbers each. Both are 0 without bias correction: 1 − 0ᵗ is 1."""
 
 
 def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, ...]:

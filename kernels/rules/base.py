@@ -29,7 +29,7 @@ class Hyper(NamedTuple):
         d ← d + λ · w, where d · w ≥ 0               cautious decay
         w ← (w · (1 − lr · η · s · λ) − lr · η · s · d) / Ŵᵖ      λ = 0 here, except with decoupled decay
 
-    with λ = `decay` and s at one of the three places, 1 at the others.
+    with λ = `decay`. s appears in three lines: it is the factor of a scaling in one of them, and 1 in the others.
 
     Attributes:
         lr: the learning rate.
@@ -83,13 +83,13 @@ class Rule:
             where `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
         reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
             `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
-        adaptive: whether the step's length is independent of the gradient's.
+        adaptive: whether the length of the step does not depend on the length of the gradient.
         decay: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step where it
             does not act against it.
         counts_steps: whether every parameter has a step count, on the host too.
         corrects_bias: whether the numbers depend on `bias_correction`.
         rescale_only: a hyper row that changes neither the weight nor the state, if weights can be rescaled.
-        least_resident: of the step without norms, instead of `fused_lwlr.kernels.constants.least_resident`.
+        least_resident: replaces `fused_lwlr.kernels.constants.least_resident` for the step without norms.
     """
 
     name: str

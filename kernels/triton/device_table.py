@@ -32,7 +32,8 @@ class Workspace:
     """The memory that an operation reuses in later launches.
 
     Attributes:
-        measured: for each parameter, its version when a launch left Σw² of its rows in `tensors`, int64, or None.
+        measured: for each parameter, its version at the launch that stored Σw² of its rows in `tensors`, int64; None
+            before such a launch.
     """
 
     tensors: tuple[Tensor, ...]
@@ -42,7 +43,7 @@ class Workspace:
 class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy before every launch.
 
-    For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
+    For R rows and C columns it holds multipliers and two coefficients [3, R padded to be even], hyper rows [H, K],
     float32, padded to 16 bytes; then numel [R] · hyper row [R] · first tile [R] · flags [R] · addresses of step counts
     and radii [2, R] · addresses of columns [C, R], all int64. The address of an absent tensor is 0. Tiles of `tile`
     elements are numbered over all rows; flags are bits, see layout.py.
@@ -105,7 +106,7 @@ class DeviceTable:
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the scratch tensors that replace tensors with other strides."""
         self._copied: list[tuple[str, int, Tensor]] = []
-        """The column, number and scratch tensor of each of them that has an active row."""
+        """The scratch tensors that have an active row, each with its column and number."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))

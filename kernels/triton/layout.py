@@ -52,7 +52,7 @@ class Layout:
         self.multiplier = np.array(multiplier, dtype=np.float64)
 
     def scratch_of(self, tensors: Sequence[Tensor | None]) -> dict[int, Tensor]:
-        """Returns, by their number, scratch tensors for the tensors of a column that a kernel cannot walk."""
+        """Returns scratch tensors for the tensors of a column that a kernel cannot walk: number -> scratch tensor."""
         scratch = {}
         for i, (tensor, strides) in enumerate(zip(tensors, self._strides, strict=True)):
             # compare the strides of the real numbers, not of the complex tensor

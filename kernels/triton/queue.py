@@ -179,8 +179,8 @@ def queue_kernel(
                 coefficients = COEFFICIENTS(hyper, steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and code % 2 == 0:
-            # A direction loads all columns, so one block keeps enough loads in flight. A factor that is 1 at compile
-            # time would be removed, and with it the order of operations that `add_norms` wants.
+            # A direction loads all columns, so one block keeps enough loads in flight. `add_norms` needs a product,
+            # but compilers remove a factor that is 1 at compile time: so it has a sign, which does not change norms.
             factor = unscale if DIRECTION else sign * unscale
             sums = visit(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),

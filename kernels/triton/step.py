@@ -95,7 +95,7 @@ def _queued(
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
-    """Prepares a step by the queue: with a scale, a gate, random rounding or step counts on the device, or of norms."""
+    """Prepares a step by the queue: with a scale, a gate, random rounding or counts on the device, or of norms only."""
     formula = scale if isinstance(scale, Scale) else None
     retraction, known = formula and formula.retraction, None
     if isinstance(scale, Factors):

@@ -29,7 +29,7 @@ class Upload:
         """
         host = torch.from_numpy(self.host)
         if capturing:
-            # also if an older copy is equal: lists of the same work may be other tensors by now
+            # also if the values are equal to older ones: the lists of items may be new tensors
             self._used.append(used)
             # a replay copies from this memory, which nothing else may change
             if not (self._captured and torch.equal(self._captured[-1], host)):
