@@ -43,20 +43,12 @@ class Passes:
                 smoothing=recipe.label_smoothing, seed=recipe.seed,
             )  # fmt: skip
 
-    def sampler(self, start: int, stop: int, *, alone: bool = False) -> MicroBatchSampler:
-        """The images of each pass; with `alone`, every process gets the first pass of each step."""
-        size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
+    def sampler(self, start: int, stop: int) -> MicroBatchSampler:
+        """The images of each pass of this process."""
         return MicroBatchSampler(
-            len(self.data.train),
-            seed=self.recipe.seed,
-            batch_size=self.micro if alone else self.recipe.batch_size,
-            micro_batch=self.micro,
-            world_size=size,
-            rank=rank,
-            repeats=self.recipe.repeats,
-            start_step=start,
-            steps=stop,
-        )
+            len(self.data.train), seed=self.recipe.seed, batch_size=self.recipe.batch_size, micro_batch=self.micro,
+            world_size=self.world.size, rank=self.world.rank, repeats=self.recipe.repeats, start_step=start, steps=stop,
+        )  # fmt: skip
 
     def batches(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
         return train_batches(
@@ -64,12 +56,14 @@ class Passes:
             check=self.check,
         )  # fmt: skip
 
-    def minibatches(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of the training from its first step on, for measurements."""
-        sampler = self.sampler(0, steps, alone=alone)
-        for i, batch in enumerate(self.batches(sampler)):
-            step, micro = divmod(i, sampler.micro_batches)
-            yield self.mixed(batch, step, micro * sampler.world_size + sampler.rank)
+    def minibatches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of as many images as a pass has, for measurements: the same ones in every process."""
+        sampler = MicroBatchSampler(
+            len(self.data.train), seed=self.recipe.seed, batch_size=self.micro, micro_batch=self.micro,
+            repeats=self.recipe.repeats, steps=steps,
+        )  # fmt: skip
+        for step, batch in enumerate(self.batches(sampler)):
+            yield self.mixed(batch, step, 0)
 
     def parts(self, passes: Iterator[Batch]) -> tuple[Tensor | int, Iterable[tuple[Batch, Tensor | int]]]:
         """The images, or tokens, of a step in all processes; and its passes, each with the divisor of its mean loss.
@@ -85,7 +79,7 @@ class Passes:
         return total, [(b, total / (n * self.world.size)) for b, n in zip(batches, counts, strict=True)]
 
     def weighted(self, steps: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor | int]]]:
-        """Passes as in `minibatches`; targets come with the number of `parts`."""
+        """Inputs and targets of the passes of this process; targets come with the number of `parts`."""
         passes = self.batches(self.sampler(0, steps))
         for step in range(steps):
             for micro, (batch, parts) in enumerate(self.parts(passes)[1]):

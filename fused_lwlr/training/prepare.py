@@ -1,42 +1,15 @@
-"""Preparation of a new model before its first step: GradInit, and the calibration of layer-wise rates."""
+"""Layer-wise rates of a new model: a file of rates, and the layers that rates leave out."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from fused_lwlr import LayerRates, calibrate, gradinit_
+from fused_lwlr import LayerRates
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.methods.lwlr.init import zero_tokens
 from fused_lwlr.patterns import find
-from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
-
-Pairs = Iterable[tuple[Tensor, Any]]
-Loss = Callable[[Any, Any], Tensor]
-
-
-def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, progress: bool) -> None:
-    """Scale the weights for the first step of the optimizer (GradInit, Algorithm 1), the same in every process.
-
-    Args:
-        batches: three for each step; the same in every process, since GradInit's second derivatives are not
-            averages over processes.
-    """
-    gradinit_(
-        model,
-        batches,
-        loss,
-        optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
-        lr=recipe.peak_lr,
-        steps=recipe.gradinit_steps,
-        relative_gamma=recipe.gradinit_gamma,
-        tau=recipe.gradinit_tau,
-        progress=progress and world.first,
-    )
-    world.broadcast(model, params=True)
 
 
 def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
@@ -81,41 +54,3 @@ def excluded(patterns: Sequence[str] | None, model: nn.Module, name: str) -> tup
     for pattern in patterns:
         find(pattern, known, "--rates-exclude", f"layer of {name}")
     return tuple(patterns)
-
-
-def calibrated(
-    recipe: Recipe,
-    model: nn.Module,
-    batches: Pairs,
-    loss: Loss,
-    *,
-    world: World,
-    steps: int,
-    left_out: Sequence[str],
-    progress: bool,
-) -> LayerRates | None:
-    """The layer-wise rates of a recipe, calibrated at the initial weights; None if it has none.
-
-    A minibatch of the calibration is the batch of a step. Magnitudes are taken from its gradient, the mean over passes
-    and processes, in float32 whatever the precision of the training. All processes get the same rates.
-
-    Args:
-        model: the result of `processes.spread`.
-        batches: passes of this process for `steps` steps.
-        loss: the loss of a pass, whose mean over the passes and processes of a step is the loss of the step.
-    """
-    if recipe.rates != "layerwise":
-        return None
-    found = calibrate(
-        model,
-        batches,
-        loss,
-        steps=steps,
-        accumulate=world.accumulation(recipe),
-        init=False,
-        progress=progress and world.first,
-        backend=recipe.backend,
-    )
-    rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers]
-    rates = LayerRates(rows, found.steps)
-    return rates.exclude(*left_out) if left_out else rates

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr import LayerRates, ScaleInvariant, scale_invariant
+from fused_lwlr import LayerRates, ScaleInvariant, calibrate, gradinit_, scale_invariant
 from fused_lwlr.data import (
     Batch,
     Splits,
@@ -26,7 +27,7 @@ from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals, until_stopped
 from fused_lwlr.training.passes import Passes
-from fused_lwlr.training.prepare import calibrated, excluded, gradinit, rates_of_file
+from fused_lwlr.training.prepare import excluded, rates_of_file
 from fused_lwlr.training.processes import World, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
@@ -108,23 +109,34 @@ class Trainer:
             FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates or of
                 weights does not exist or belongs to another model.
         """
-        recipe = self.recipe
+        recipe, progress = self.recipe, progress and self.world.first
         # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
         invariant = self._scale_invariant()
         load_weights(recipe.weights, self.model)
         if recipe.init == "gradinit":
-            # in each step two for the constraint and one for the objective
-            minibatches = until_stopped(self.passes.minibatches(3 * recipe.gradinit_steps, alone=True), agree)
-            gradinit(recipe, self.model, minibatches, self.loss, world=self.world, progress=progress)
+            # in each step two for the constraint and one for the objective; the same in every process, since second
+            # derivatives are not averages over processes
+            gradinit_(
+                self.model, until_stopped(self.passes.minibatches(3 * recipe.gradinit_steps), agree), self.loss,
+                optimizer="sgd" if recipe.optimizer == "sgd" else "adam", lr=recipe.peak_lr,
+                steps=recipe.gradinit_steps, relative_gamma=recipe.gradinit_gamma, tau=recipe.gradinit_tau,
+                progress=progress,
+            )  # fmt: skip
+            self.world.broadcast(self.model, params=True)
         left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
         called = wrap(self.model, recipe, self.world)
-        steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
-        passes = until_stopped(self.passes.weighted(steps), agree)
-        self.rates = given or calibrated(
-            recipe, called, passes, self._weighted_loss, world=self.world, steps=steps, left_out=left_out,
-            progress=progress,
-        )  # fmt: skip
+        self.rates = given
+        if recipe.rates == "layerwise":
+            # magnitudes of the gradient of a step, the mean over its passes and processes, in float32 with any --amp
+            steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
+            found = calibrate(
+                called, until_stopped(self.passes.weighted(steps), agree), self._weighted_loss, steps=steps,
+                accumulate=self.accumulation, init=False, progress=progress, backend=recipe.backend,
+            )  # fmt: skip
+            rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers]
+            rates = LayerRates(rows, found.steps)
+            self.rates = rates.exclude(*left_out) if left_out else rates
         self._start(called, invariant, optimizer)
 
     def adopt(self) -> None:
@@ -144,7 +156,7 @@ class Trainer:
         recipe = self.recipe
         if not recipe.rescale_weights and recipe.warmup_bound is None:
             return None
-        [batch] = self.passes.minibatches(1, alone=True)
+        [batch] = self.passes.minibatches(1)
         found = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
         if not len(found):
             problem = (

@@ -19,7 +19,7 @@ from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.evaluation import evaluate_only
 from fused_lwlr.runs.metrics import read_records
-from fused_lwlr.training import checkpoints, loop, prepare, trainer
+from fused_lwlr.training import checkpoints, loop, trainer
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
 
@@ -49,7 +49,7 @@ def straight(tmp_path_factory):
 
 
 DEATHS = {
-    "calibration": lambda: killing(prepare, "calibrate", 1),
+    "calibration": lambda: killing(trainer, "calibrate", 1),
     "first-step": lambda: killing(trainer.Trainer, "update", 1),
     "epoch": lambda: killing(trainer.Trainer, "gradients", 7),
     "log": lambda: killing(loop.Interval, "__init__", 2),
