@@ -104,18 +104,13 @@ class StatisticsPass:
         self._absent: list[bool] = []
         self._kept: list[_Kept] = []
         self._completion: Completion | None = None
-        self.layers: list[Layer] = []
-        """The layers that the last call measured, in order."""
         self.index: Tensor
-        """The indices of `layers` among all layers, on the device of the values."""
+        """The indices of the layers that the last call measured, on the device of the values."""
 
-    def __call__(self) -> Tensor:
-        """Measures the layers that have a gradient, and sets `layers` and `index` to them.
+    def __call__(self) -> LayerStatistics:
+        """Measures the layers that have a gradient, on the device of the first one, and sets `index` to them.
 
         There is one launch for each device and combination of dtypes, and two all-reduces for sharded layers.
-
-        Returns:
-            float64 of shape [layers, 6], in the order of `STATISTICS`, on the device of the first layer.
 
         Raises:
             ValueError: no layer has a gradient, or a gradient is sparse.
@@ -131,7 +126,9 @@ class StatisticsPass:
         values = joined(results)
         if len(results) > 1:
             values = values[self._order]
-        return values if self._completion is None else _completed(values, self._completion)
+        if self._completion is not None:
+            values = _completed(values, self._completion)
+        return LayerStatistics(self._names, self._numel, values)
 
     def _build(self) -> None:
         kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, bool], list[int]] = {}
@@ -153,9 +150,10 @@ class StatisticsPass:
         places = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
         ordered, order = places.sort()
         device = self._kept[0].table.columns["param"][0].device
-        self.layers = [self._layers[i] for i in ordered.tolist()]
+        layers = [self._layers[i] for i in ordered.tolist()]
+        self._names, self._numel = (tuple(getattr(layer, name) for layer in layers) for name in ("name", "numel"))
         self.index, self._order = ordered.to(device), order.to(device)
-        held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in self.layers]
+        held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in layers]
         self._completion = completion_of(held, device)
 
 
@@ -211,7 +209,4 @@ def layer_statistics(
     Raises:
         ValueError: no tensor has a gradient, or a gradient is sparse.
     """
-    statistics = StatisticsPass(named_layers(source), backend)
-    values = statistics()
-    layers = statistics.layers
-    return LayerStatistics(tuple(layer.name for layer in layers), tuple(layer.numel for layer in layers), values)
+    return StatisticsPass(named_layers(source), backend)()

@@ -192,17 +192,17 @@ class Loop:
 
     def _step(self, passes: Iterator[Batch]) -> None:
         trainer = self.trainer
-        if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
-            self.probe.arm()
+        probe = self.probe if (trainer.step + 1) % self.every_layer == 0 else None
         taken = trainer.gradients(passes)
+        if probe is not None:
+            probe.before(trainer.scaler.get_scale())
         trainer.update()
         self.lr = trainer.optimizer.param_groups[0]["lr"]
         self.loss.add(taken.loss, taken.counted)
         self.skipped += taken.skipped
         last = trainer.step == trainer.total
-        layers = self.probe.take(trainer.step) if self.probe is not None else None
-        if layers is not None:
-            self._add(layers)
+        if probe is not None:
+            self._add(probe.after(trainer.step))
         if trainer.step % self.every == 0 or last:
             self._interval(time.perf_counter())
         self.untested = trainer.step % self.every_evaluation == 0 or last

@@ -21,7 +21,6 @@ from fused_lwlr.data import (
     val_batches,
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
-from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
@@ -223,9 +222,8 @@ class Trainer:
         part = self.recipe.warmup_bound
         if part is None or self.step >= self.warmup:
             return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
-        values = self._measure()
-        gradients, weights = (values[:, STATISTICS.index(name)] for name in ("sq_sum", "weight_sq_sum"))
-        bound = (2 * weights / gradients).min().sqrt().item()
+        found = self._measure()
+        bound = math.sqrt(2) * (found.weight_norm / found.grad_norm).min().item()
         return min(self.recipe.peak_lr, part * bound)
 
     def gradients(self, passes: Iterator[Batch]) -> Step:

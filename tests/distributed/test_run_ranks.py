@@ -225,9 +225,10 @@ def test_layers_of_a_sharded_model_are_whole(name):
     optimizer = OPTIMIZERS[name](model.named_parameters())
     before = [full(p.detach()).norm().item() for p in model.parameters()]
     probe = LayerProbe(model, optimizer, backend="torch")
-    probe.arm()
+    hook = optimizer.register_step_pre_hook(lambda *_: probe.before())
     train(model, optimizer, range(1))
-    found = probe.take(1)
+    hook.remove()
+    found = probe.after(1)
     assert found.names == ("0.weight", "0.bias", "2.weight", "2.bias")
     assert found.weight == (True, False, True, False)
     elr = [full(p.grad).norm().item() / norm for p, norm in zip(model.parameters(), before, strict=True)]

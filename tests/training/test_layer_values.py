@@ -38,7 +38,6 @@ def test_layers_of_a_step(kind):
     model = network()
     optimizer = make(list(model.named_parameters()))
     probe = LayerProbe(model, optimizer, backend="torch")
-    assert probe.take(0) is None
     for step in range(1, 5):
         optimizer.zero_grad()
         # two that add up
@@ -46,10 +45,10 @@ def test_layers_of_a_step(kind):
         backward(model)
         norms = [(p.grad.norm().item(), p.detach().norm().item()) for p in model.parameters()]
         if step in (2, 4):
-            probe.arm()
+            probe.before()
         optimizer.step()
-        found = probe.take(step)
-        assert (found is not None) == (step in (2, 4))
+        if step in (2, 4):
+            found = probe.after(step)
     assert (found.step, found.names, found.weight) == (4, NAMES, WEIGHTS)
     assert found.elr == pytest.approx([g / w for g, w in norms], rel=1e-5)
     assert found.multiplier == (1, 1, 1, 1, 3 if kind == "multipliers" else 1)
@@ -70,10 +69,10 @@ def test_projections_are_three_layers_and_their_slices_have_multipliers():
     for scaling in (None, ELR(0.1)):
         optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, layers=slices, scaling=scaling, backend="torch")
         probe = LayerProbe(model, optimizer, backend="torch")
-        probe.arm()
         model(*[torch.rand(5, 4)] * 3)[0].sum().backward()
+        probe.before()
         optimizer.step()
-        layers = probe.take(1)
+        layers = probe.after(1)
         found.append(dict(zip(layers.names, layers.multiplier, strict=True)))
     for values in found:
         assert [values[name] for name in slices if "weight" in name] == [1.0, 5.0, 9.0]
@@ -87,23 +86,21 @@ def test_gradients_of_a_scaler_are_unscaled():
     optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, backend="torch")
     probe = LayerProbe(model, optimizer, backend="torch")
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    probe.arm()
     scaler.scale(model(torch.rand(8, 3)).square().mean()).backward()
     expected = [(p.grad.norm() / 256 / p.detach().norm()).item() for p in model.parameters()]
     # the biases are zero
     assert [math.isinf(elr) for elr in expected] == [False, False, False, True, False]
+    probe.before(scaler.get_scale())
     scaler.step(optimizer)
-    assert probe.take(1).elr == pytest.approx(expected, rel=1e-5)
+    assert probe.after(1).elr == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "lars"])
-def test_a_step_without_gradients_is_not_measured(kind):
+def test_a_layer_without_a_gradient_is_left_out(kind):
     model = network()
     probe = LayerProbe(model, optimizer := ROWS[kind][0](list(model.named_parameters())), backend="torch")
-    probe.arm()
-    optimizer.step()
-    assert probe.take(1) is None
     model[2].weight.requires_grad_(False)
     backward(model)
+    probe.before()
     optimizer.step()
-    assert probe.take(2).names == NAMES[:4]
+    assert probe.after(2).names == NAMES[:4]

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer, layers_of, split_name
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined
 from fused_lwlr.methods.model import as_it_was, check_batch, loss_of, part_of, samples
@@ -142,13 +141,13 @@ def _statistics(
         if loss.dim() != 0:
             raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
         loss.backward()
-        values = dict(zip(STATISTICS, reduction().cpu().unbind(1), strict=True))
-    bad = [repr(layer.name) for layer, count in zip(reduction.layers, values["nonfinite"], strict=True) if count]
+        found = reduction()
+    bad = [repr(name) for name, count in zip(found.names, found.nonfinite.tolist(), strict=True) if count]
     if bad:
         raise ValueError(f"the gradient of {', '.join(bad[:5])} is not finite: check the loss and the data")
     result = torch.full((len(layers), 2), math.nan, dtype=torch.float64, device="cpu")
-    norms = values["sq_sum"].sqrt() * values["weight_sq_sum"].sqrt()
-    result[reduction.index.cpu()] = torch.stack([norms, values["dot"]], dim=1)
+    values = torch.stack([found.grad_norm * found.weight_norm, found.dot], dim=1)
+    result[reduction.index.cpu()] = values.cpu()
     return result
 
 

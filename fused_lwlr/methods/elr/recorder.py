@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer, named_layers, split_name
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
@@ -137,9 +136,8 @@ class ELRRecorder:
         if self._seen % self._every or all(layer.param.grad is None for layer in self.layers):
             return
         found = self._measure()
-        values = found.new_full((2, len(self.layers)), np.nan)
-        columns = [STATISTICS.index("sq_sum"), STATISTICS.index("weight_sq_sum")]
-        values[:, self._measure.index] = found[:, columns].sqrt().T
+        values = found.values.new_full((2, len(self.layers)), np.nan)
+        values[:, self._measure.index] = torch.stack([found.grad_norm, found.weight_norm])
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             values[0] /= scale.to(values)

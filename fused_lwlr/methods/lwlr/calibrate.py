@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
@@ -101,10 +100,10 @@ def calibrate(
                 if loss.dim() != 0:
                     raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
                 (loss / accumulate).backward()
-            values = reduction().to(totals.device, torch.float64)
+            found = reduction()
             index = reduction.index.to(totals.device)
-            totals[0, index] += values[:, STATISTICS.index("abs_sum")] * weight[index]
-            totals[1, index] += values[:, STATISTICS.index("nonfinite")]
+            totals[0, index] += found.abs_sum.to(totals) * weight[index]
+            totals[1, index] += found.nonfinite.to(totals)
             totals[2, index] += 1
             taken += 1
     if taken == 0 or (steps is not None and taken < steps):
