@@ -143,8 +143,7 @@ class Recipe:
     )
     random_erasing: Part = _data(0.0, "Part of the training images in which a rectangle is erased.")
     repeats: Count = _data(
-        1,
-        "Repeated augmentation: so many differently augmented copies of an image in a batch; epochs stay as long.",
+        1, "Repeated augmentation: so many differently augmented copies of an image in a batch; epochs stay as long."
     )
     mixup: NonNegativeFloat = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
     cutmix: NonNegativeFloat = _data(0.0, "Strength of CutMix; 0 for none.")

@@ -91,11 +91,7 @@ class Trainer:
         self.step = 0
 
     def prepare(
-        self,
-        optimizer: "Callable[[Trainer], Any] | None" = None,
-        *,
-        progress: bool = False,
-        agree: Agree = no_signals,
+        self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False, agree: Agree = no_signals
     ) -> None:
         """Run GradInit and measure layer-wise rates, if the recipe has them, and make the optimizer.
 
@@ -169,10 +165,7 @@ class Trainer:
         return found
 
     def _start(
-        self,
-        called: nn.Module,
-        invariant: ScaleInvariant | None,
-        optimizer: "Callable[[Trainer], Any] | None" = None,
+        self, called: nn.Module, invariant: ScaleInvariant | None, optimizer: "Callable[[Trainer], Any] | None" = None
     ) -> None:
         self.called: Any = torch.compile(called, mode=self.recipe.compile_mode) if self.recipe.compile else called
         rescaled: dict[str, Any] = {"rescale_weights": invariant} if self.recipe.rescale_weights else {}

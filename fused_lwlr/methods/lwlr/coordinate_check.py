@@ -168,10 +168,7 @@ def coordinate_check(
 
 
 def _train(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batches: Sequence[Any],
-    loss_fn: Callable[[Any, Any], Tensor],
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Any], loss_fn: Callable[[Any, Any], Tensor]
 ) -> list[dict[str, float]]:
     """Returns the scale of each module for each minibatch, and steps after all minibatches but the last."""
     device = next(model.parameters()).device
