@@ -28,12 +28,12 @@ def _group(world: Any) -> Any:
 
 def world_size() -> int:
     """The number of processes."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_first() -> bool:
     """Whether this process is rank 0, which writes, or the only process."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def from_first(work: Callable[[], T]) -> T:

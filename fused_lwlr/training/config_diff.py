@@ -5,7 +5,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fused_lwlr.training.fields import flag
+from fused_lwlr.training.recipe_rules import flag
 
 ABSENT = "(absent)"
 

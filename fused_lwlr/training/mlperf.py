@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fused_lwlr.training.fields import flag
 from fused_lwlr.training.recipe_file import tomllib
+from fused_lwlr.training.recipe_rules import flag
 
 IMAGES = 1_281_167
 """Training images of ImageNet, which the table counts epochs by."""

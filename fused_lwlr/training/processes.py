@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.training.recipe import Recipe, is_in_memory
 
@@ -87,7 +89,7 @@ def world_of(device: str) -> Iterator[World]:
     Raises:
         ValueError: the device does not exist here.
     """
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size(), pick_device(device), _local(dist.get_world_size()))
         return
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -114,8 +116,7 @@ def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
     sharded in place, each block of a list of blocks separately.
     """
     if recipe.fsdp:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import fully_shard  # takes a while
 
         mesh = init_device_mesh(world.device.type, (world.size,))
         for block in list(blocks(model)):
@@ -124,8 +125,6 @@ def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         return model
     if world.size == 1:
         return model
-    from torch.nn.parallel import DistributedDataParallel
-
     # gradients are no views of buckets: their addresses differ between the first step and later ones, which changes the
     # last bits of norms, so that a resumed run would differ
     return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -20,22 +22,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from fused_lwlr.training.fields import (
-    Augmentation,
-    Channels,
-    Count,
-    Names,
-    Pair,
-    Part,
-    Patterns,
-    Scalings,
-    Share,
-    Side,
-    option,
-    place,
-    readable,
-)
-from fused_lwlr.training.recipe_rules import check, implied
+from fused_lwlr.training.recipe_rules import check, implied, place, readable
 
 FREE = (
     "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
@@ -47,8 +34,48 @@ FREE = (
 SPREAD = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
 """More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
 
+
+def _split(value: Any) -> Any:
+    """Splits text, such as numbers of the command line, at commas."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _patterns(value: Any) -> Any:
+    """Names and patterns; "none" stands for no pattern."""
+    value = _split(value)
+    return () if isinstance(value, (list, tuple)) and list(value) == ["none"] else value
+
+
+def _known_augmentation(value: str) -> str:
+    if value not in ("none", "basic", "strong", "three") and not value.startswith("rand-"):
+        raise ValueError("must be none, basic, strong, three, or a policy of timm such as rand-m7-mstd0.5")
+    return value
+
+
+Count = Annotated[int, Field(ge=1)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Side = Annotated[int, Field(ge=4)]
+Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
+Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
+Scalings = Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip", "balanced"]
+Augmentation = Annotated[str, AfterValidator(_known_augmentation)]
+
+
+def _option(group: str, default: Any, help: str, *, shown: str | None = None, metavar: str | None = None) -> Any:
+    """A field.
+
+    Args:
+        shown: the default in words, if it depends on other fields.
+        metavar: the placeholder of the value, if it does not follow from the type.
+    """
+    return Field(default, description=help, json_schema_extra={"group": group, "shown": shown, "metavar": metavar})
+
+
 _model, _data, _loss, _optimizer, _schedule, _run = (
-    partial(option, group) for group in ("Model", "Data", "Loss", "Optimizer", "Schedule", "Run")
+    partial(_option, group) for group in ("Model", "Data", "Loss", "Optimizer", "Schedule", "Run")
 )
 
 

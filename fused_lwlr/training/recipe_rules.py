@@ -4,38 +4,27 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fused_lwlr.training.fields import flag
-
-ONLY: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "gradinit_steps": ("init", ("gradinit",)),
-    "gradinit_gamma": ("init", ("gradinit",)),
-    "gradinit_tau": ("init", ("gradinit",)),
-    "lr_batch_size": ("lr_scaling", ("linear", "sqrt")),
-    "momentum": ("optimizer", ("sgd",)),
-    "nesterov": ("optimizer", ("sgd",)),
-    "lr_in_momentum": ("optimizer", ("sgd",)),
-    "rescale_weights": ("optimizer", ("sgd",)),
-    "warmup_bound": ("optimizer", ("sgd",)),
-    "betas": ("optimizer", ("adamw", "lion")),
-    "eps": ("optimizer", ("adamw",)),
-    "cautious_decay": ("optimizer", ("adamw", "lion")),
-    "goal": ("scaling", ("elr",)),
-    "trust_coefficient": ("scaling", ("lars", "larc")),
-    "ratio": ("scaling", ("floor",)),
-    "ceiling": ("scaling", ("floor",)),
-    "outward": ("scaling", ("brake",)),
-    "inward": ("scaling", ("brake",)),
-    "max_norm": ("scaling", ("clip",)),
-    "nonfinite": ("amp", ("none", "bf16")),
-    "master_weights": ("amp", ("bf16",)),
-    "calibration_steps": ("rates", ("layerwise",)),
-    "rates_exclude": ("rates", ("layerwise",)),
-    "power": ("schedule", ("polynomial",)),
-    "step_epochs": ("schedule", ("step",)),
-    "step_factor": ("schedule", ("step",)),
-    "bce_threshold": ("loss", ("bce",)),
-    "compile_mode": ("compile", (True,)),
-}
+_CHOICES: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
+    ("init", ("gradinit",), ("gradinit_steps", "gradinit_gamma", "gradinit_tau")),
+    ("lr_scaling", ("linear", "sqrt"), ("lr_batch_size",)),
+    ("optimizer", ("sgd",), ("momentum", "nesterov", "lr_in_momentum", "rescale_weights", "warmup_bound")),
+    ("optimizer", ("adamw", "lion"), ("betas",)),
+    ("optimizer", ("adamw",), ("eps",)),
+    ("optimizer", ("adamw", "lion"), ("cautious_decay",)),
+    ("scaling", ("elr",), ("goal",)),
+    ("scaling", ("lars", "larc"), ("trust_coefficient",)),
+    ("scaling", ("floor",), ("ratio", "ceiling")),
+    ("scaling", ("brake",), ("outward", "inward")),
+    ("scaling", ("clip",), ("max_norm",)),
+    ("amp", ("none", "bf16"), ("nonfinite",)),
+    ("amp", ("bf16",), ("master_weights",)),
+    ("rates", ("layerwise",), ("calibration_steps", "rates_exclude")),
+    ("schedule", ("polynomial",), ("power",)),
+    ("schedule", ("step",), ("step_epochs", "step_factor")),
+    ("loss", ("bce",), ("bce_threshold",)),
+    ("compile", (True,), ("compile_mode",)),
+)
+ONLY = {name: (other, choices) for other, choices, names in _CHOICES for name in names}
 """Fields that act only with some choices of another field. With other choices they must have their defaults."""
 
 TEXT = ("context", "vocabulary", "tokenizer")
@@ -45,6 +34,28 @@ IMAGES = (
     "corrupt", "loss", "target_top1",
 )  # fmt: skip
 """Fields that have a meaning only with text, or only with images."""
+
+
+def flag(name: str) -> str:
+    """A field in its command-line spelling."""
+    return f"--{name.replace('_', '-')}"
+
+
+def place(name: str, where: Mapping[str, str] | None) -> str:
+    """Where a field was given: an option, or the name of a file and the field."""
+    return f"{where[name]}: {name}" if where and name in where else flag(name)
+
+
+def readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
+    """One error of pydantic as a sentence."""
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    if error["type"] in ("missing", "too_long"):
+        message = "must be as many numbers as the default has, separated by commas"
+    if not error["loc"]:
+        return message
+    value = error["input"]
+    shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    return f"{place(str(error['loc'][0]), where)} {shown}: {message}"
 
 
 def implied(given: Mapping[str, Any]) -> dict[str, Any]:

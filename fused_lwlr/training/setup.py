@@ -19,9 +19,8 @@ from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
-from fused_lwlr.training.fields import flag
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.recipe_rules import ONLY
+from fused_lwlr.training.recipe_rules import ONLY, flag
 
 Data = TypeVar("Data", Splits, Text)
 Named = tuple[str, nn.Parameter]

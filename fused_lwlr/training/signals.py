@@ -41,7 +41,7 @@ class StopFlag:
         self._before: dict[int, Any] = {}
         self._pid = 0
         # torchrun, if it started this process
-        self._parent = os.getppid() if dist.is_available() and dist.is_torchelastic_launched() else None
+        self._parent = os.getppid() if dist.is_torchelastic_launched() else None
 
     def __enter__(self) -> "StopFlag":
         if threading.current_thread() is not threading.main_thread():
