@@ -57,7 +57,7 @@ class Passes:
         )  # fmt: skip
 
     def minibatches(self, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of as many images as a pass has, for measurements: the same ones in every process."""
+        """Minibatches for measurements, inputs and targets of the size of a pass: the same in every process."""
         sampler = MicroBatchSampler(
             len(self.data.train), seed=self.recipe.seed, batch_size=self.micro, micro_batch=self.micro,
             repeats=self.recipe.repeats, steps=steps,

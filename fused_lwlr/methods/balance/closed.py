@@ -16,12 +16,12 @@ Array = NDArray[np.float64]
 
 
 def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
-    """Returns the expected loss after one step along the signal part (Balancing Learning Rates Across Layers).
+    """Returns the expected loss after one step along the signal part, float64 of the broadcast shape of the rates.
 
         two layers:     (1 − (η₁ + η₂) / h²)² + 1 / h + η₁² η₂² / h⁷ + 2 η₁ η₂ / h⁵
         three layers:   (1 − (η₁ + η₂) / h)² + 1 / h + η₁² η₂² / h⁴ + 2 η₁ η₂ / h³
 
-    The first formula agrees with the paper term by term. The second agrees with the authors' code
+    The first formula agrees with Balancing Learning Rates Across Layers term by term. The second agrees with the authors' code
     (github.com/TDCSZ327/Layer-Balancing, 3-NN-Orthogonal-theory.py) except for the last term, 2 η₁ η₂ / h³; their code
     of two layers lacks 2 η₁ η₂ / h⁵, which the paper prints.
 
@@ -29,9 +29,6 @@ def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
         eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
         h: the width.
         layers: the number of layers: 2, or 3 with a fixed last layer.
-
-    Returns:
-        float64, of the broadcast shape of the rates.
 
     Raises:
         ValueError: `layers` is neither 2 nor 3, or the width is below 2.
@@ -43,7 +40,7 @@ def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
 
 
 def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
-    """Returns the expected loss after two steps along the signal part.
+    """Returns the expected loss after two steps along the signal part, float64 of the broadcast shape of the rates.
 
     For two layers, with a = η₁ / h^(3/2) and b = η₂ / h^(3/2),
 
@@ -57,15 +54,10 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
     Both agree with the authors' code (2-NN-Orthogonal-theory.py, 3-NN-Orthogonal-theory.py) term by term.
 
     Args:
-        eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
-        h: the width.
-        layers: 2, or 3 with a fixed last one.
-
-    Returns:
-        float64, of the broadcast shape of the rates.
+        eta1, eta2, h, layers: as in `one_step_loss`.
 
     Raises:
-        ValueError: `layers` is neither 2 nor 3, or the width is below 2.
+        ValueError: as in `one_step_loss`.
     """
     a, b, _ = _start(eta1, eta2, h, layers)
     both, p = 2 * (a + b) * (1 + a * b), a * b

@@ -27,20 +27,16 @@ NODES = 64
 def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, layers: int = 2) -> Array:
     """Returns the expected loss of the networks of `one_step_loss` after some steps of gradient descent.
 
-    The result is exact up to rounding: it uses the full gradient, and no random samples.
+    The result is exact up to rounding: it uses the full gradient, and no random samples. It is float64, of the
+    broadcast shape of the rates, and infinite where the loss overflows.
 
     Args:
-        eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
-        h: the width.
+        eta1, eta2, h, layers: as in `one_step_loss`.
         steps: the number of steps; 0 for the loss at the start.
-        layers: the number of layers: 2, or 3 with a fixed last layer.
-
-    Returns:
-        float64, of the broadcast shape of the rates. Infinite where the loss overflows.
 
     Raises:
-        ValueError: `layers` is neither 2 nor 3, the width is below 2, the number of steps is negative, or the loss is
-            so chaotic at these rates that its mean does not converge.
+        ValueError: as in `one_step_loss`, the number of steps is negative, or the loss is so chaotic at these rates
+            that its mean does not converge.
     """
     check(h, layers, steps)
     one, two = np.broadcast_arrays(np.asarray(eta1, dtype=np.float64), np.asarray(eta2, dtype=np.float64))
@@ -52,19 +48,15 @@ def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, lay
 
 def _two_layers(eta1: Array, eta2: Array, h: int, steps: int) -> Array:
     ends = _at(eta1, eta2, h, steps, np.array([1.0 + 0j, -1.0])).mean(axis=-1)
-    points, mean = FEWEST, _mean(eta1, eta2, h, steps, FEWEST)
-    while points < MOST:
+    points, mean = FEWEST, np.full(eta1.shape, np.nan)
+    while points <= MOST:
+        z, weight = _angles(points)
+        before, mean = mean, _at(eta1, eta2, h, steps, z) @ weight
         points *= 2
-        before, mean = mean, _mean(eta1, eta2, h, steps, points)
         agree = np.abs(mean - before) <= EXACT * np.abs(mean) + ROUNDING / h
         if (agree | ~np.isfinite(mean)).all():
             return np.asarray((h - 1) * mean + ends)
     raise ValueError(f"training at {eta1=!s:.60}, {eta2=!s:.60} is chaotic after {steps} steps: take lower rates")
-
-
-def _mean(eta1: Array, eta2: Array, h: int, steps: int, points: int) -> Array:
-    z, weight = _angles(points)
-    return _at(eta1, eta2, h, steps, z) @ weight
 
 
 def _angles(points: int) -> tuple[NDArray[np.complex128], Array]:

@@ -22,9 +22,10 @@ def simulate(
     init: Init = "orthogonal",
     noise: float = 0.0,
 ) -> Array:
-    """Trains one random network of `one_step_loss` and returns its test loss.
+    """Trains one random network of `one_step_loss`, and returns its test loss at the start and after each step.
 
-    Networks of L > 3 layers are f(x) = xᵀ W₁ ... W_(L−1) a / √h with a fixed, as in the authors' code.
+    The losses are float64 [steps + 1]. Networks of L > 3 layers are f(x) = xᵀ W₁ ... W_(L−1) a / √h with a fixed, as in
+    the authors' code.
 
     Args:
         h: the width.
@@ -38,14 +39,18 @@ def simulate(
         noise: ρ, the variance of the noise of the labels. Training has h orthogonal inputs, so the noise adds elements
             of variance ρ / h to the teacher that training sees. The test loss is without noise.
 
-    Returns:
-        float64 [steps + 1]: the loss at the start and after each step.
-
     Raises:
         ValueError: `layers` is below 2, `gradient` or `init` is unknown, the width is below 2, or the number of steps
             or the noise is negative.
     """
-    _check(h, steps, layers, gradient, init, noise)
+    if layers < 2:
+        raise ValueError(f"layers={layers!r} must be at least 2")
+    check(h, 2, steps)
+    if not noise >= 0:
+        raise ValueError(f"noise={noise} must not be negative: it is a variance")
+    for name, value, known in (("gradient", gradient, get_args(Gradient)), ("init", init, get_args(Init))):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
     rng = np.random.default_rng(seed)
     draw = orthogonal if init == "orthogonal" else _gaussian
     weights = [draw(rng, h) for _ in range(2 if layers == 2 else layers - 1)]
@@ -77,19 +82,16 @@ def simulate(
 def simulate_relu(h: int, eta1: float, eta2: float, steps: int, seed: int) -> Array:
     """Trains a network of three layers with ReLU, f(x) = σ(σ(xᵀ W₁) W₂) a / √h, on h inputs; returns its test loss.
 
-    Weights are orthogonal, and a and the linear teacher have norm 1, as in `simulate`. Training inputs are
-    orthogonal, of mean square h; the test loss is over 2 h normally distributed ones.
+    Losses, float64 [steps + 1], orthogonal weights, and the norm 1 of a and the linear teacher are as in `simulate`.
+    Training inputs are orthogonal, of mean square h; the test loss is over 2 h normally distributed ones.
 
     Args:
         h, eta1, eta2, steps, seed: as in `simulate`.
 
-    Returns:
-        float64 [steps + 1]: the loss at the start and after each step.
-
     Raises:
-        ValueError: as in `simulate`.
+        ValueError: the width is below 2, or the number of steps is negative.
     """
-    _check(h, steps, 3, "full", "orthogonal", 0.0)
+    check(h, 3, steps)
     rng = np.random.default_rng(seed)
     first, second = orthogonal(rng, h), orthogonal(rng, h)
     teacher, last = unit(rng, h), unit(rng, h) / h**0.5
@@ -105,17 +107,6 @@ def simulate_relu(h: int, eta1: float, eta2: float, steps: int, seed: int) -> Ar
             to_hidden = to_top @ second.T * (hidden > 0)
             first, second = first - eta1 * train.T @ to_hidden, second - eta2 * hidden.T @ to_top
     return np.array(losses)
-
-
-def _check(h: int, steps: int, layers: int, gradient: str, init: str, noise: float) -> None:
-    if layers < 2:
-        raise ValueError(f"layers={layers!r} must be at least 2")
-    check(h, 2, steps)
-    if not noise >= 0:
-        raise ValueError(f"noise={noise} must not be negative: it is a variance")
-    for name, value, known in (("gradient", gradient, get_args(Gradient)), ("init", init, get_args(Init))):
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
 
 
 def orthogonal(rng: np.random.Generator, h: int) -> Array:

@@ -6,11 +6,34 @@ gradients. c is ‖∇W‖ · ‖W‖ at initialization. The paper calls it the 
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from fused_lwlr.methods.simulate.result import Array, Simulation
+Array = NDArray[np.float64]
+
+
+class Simulation(NamedTuple):
+    """The effective learning rate and the squared norm of every layer, over time.
+
+    Attributes:
+        elr: E = ‖g‖ / ‖W‖, float64 [times, ..., layers]. The learning rate multiplies g.
+        sq_norm: ‖W‖², of the same shape.
+    """
+
+    elr: Array
+    sq_norm: Array
+
+    @property
+    def mean(self) -> Array:
+        """The mean of E over the layers, [times, ...]."""
+        return np.asarray(self.elr.mean(axis=-1))
+
+    @property
+    def spread(self) -> Array:
+        """Std(E), the population standard deviation over the layers, [times, ...]."""
+        return np.asarray(self.elr.std(axis=-1))
 
 
 def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
@@ -27,7 +50,7 @@ def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
             layer-wise rates or [steps, runs, 1] for several schedules at once.
 
     Returns:
-        E and ‖W‖² at steps 0 (the initial state) to `steps`: float64 [steps + 1, ..., layers].
+        E and ‖W‖² at the start and after each step: float64 [steps + 1, ..., layers].
 
     Raises:
         ValueError: c or a rate is negative, ‖W‖² is not above 0, a number is not finite, or the shapes do not
@@ -46,16 +69,13 @@ def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
 
 
 def stable_lr(c: ArrayLike, sq_norm: ArrayLike) -> Array:
-    """The largest learning rate at which a step of SGD follows the continuous model: √2 ‖W‖² / c.
+    """Returns the largest rate at which a step of SGD follows the continuous model: √2 ‖W‖² / c, float64 [layers].
 
     Spreads in Effective Learning Rates, Eq. 25, with σ_w² = ‖W‖². Steps are reasonably accurate only at about 5 to 10 %
-    of it (Appendix A.1). A network is limited by the lowest bound of its layers.
+    of it (Appendix A.1). A network is limited by the lowest bound of its layers. It is infinite without a gradient.
 
     Args:
         c, sq_norm: as in `discrete`.
-
-    Returns:
-        The bound of each layer, float64 of the broadcast shape; infinite for a layer without a gradient.
 
     Raises:
         ValueError: as in `discrete`.
@@ -67,21 +87,19 @@ def stable_lr(c: ArrayLike, sq_norm: ArrayLike) -> Array:
 
 
 def stable_warmup(c: ArrayLike, sq_norm: ArrayLike, lr: float, steps: int, fraction: float = 0.1) -> Array:
-    """A warm-up at a constant fraction of the lowest `stable_lr` of all layers, up to `lr`.
+    """Returns a warm-up at a constant fraction of the lowest `stable_lr` of all layers, up to `lr`: float64 [steps].
 
         λ_k = min(lr, fraction · min over layers of √2 ‖W_k‖² / c)
 
     with ‖W_k‖² of `discrete`. ‖W‖² of the layer that limits the rate grows by the factor 1 + 2 · fraction² in each
-    step, so the rate grows exponentially (Appendix A.1, "Warm-up").
+    step, so the rate grows exponentially (Appendix A.1, "Warm-up"). The rates are for `lrs` of `discrete`, or for
+    `torch.optim.lr_scheduler.LambdaLR` after a division by lr.
 
     Args:
         c, sq_norm: as in `discrete`, of one network: [layers].
         lr: the rate after the warm-up.
         steps: the number of steps.
         fraction: the part of the bound, above 0 and at most 1.
-
-    Returns:
-        float64 [steps], for `lrs` of `discrete`, or for `torch.optim.lr_scheduler.LambdaLR` after a division by lr.
 
     Raises:
         ValueError: as in `discrete`, or the rate, the steps or the fraction are out of range.
@@ -141,7 +159,7 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
         steps: the number of steps.
 
     Returns:
-        E and ‖W‖² at steps 0 (the initial state) to `steps`: float64 [steps + 1, ..., layers].
+        As `discrete`.
 
     Raises:
         ValueError: as in `discrete`, or the momentum is not in [0, 1), or `lr` has another number of steps.

@@ -4,25 +4,22 @@ import math
 
 import numpy as np
 
-from fused_lwlr.methods.simulate.result import Array
+from fused_lwlr.methods.simulate.models import Array
 
 ALPHA = math.sqrt(math.pi / (math.pi - 1))
 """The factor by which the norm of the gradient grows from a layer to the one before it, about 1.21."""
 
 
 def feedforward_profile(depth: int) -> Array:
-    """Returns gradient norms at initialization without shortcuts. They grow by α from each layer to the one before it.
+    """Returns gradient norms at initialization without shortcuts, float64 [depth], the first layer first.
 
         ‖∇W_ℓ‖ = α^(L−ℓ),   ℓ = 1 ... L,   α = √(π / (π − 1))
 
-    (Spreads in Effective Learning Rates, Eq. 8. The equation is printed for the square of the norm, but α belongs to
-    the norm.)
+    They grow by α from each layer to the one before it (Spreads in Effective Learning Rates, Eq. 8. The equation is
+    printed for the square of the norm, but α belongs to the norm.)
 
     Args:
         depth: L, the number of layers.
-
-    Returns:
-        float64 [depth], the first layer first; the last is 1.
 
     Raises:
         ValueError: a depth below 1.
@@ -32,7 +29,7 @@ def feedforward_profile(depth: int) -> Array:
 
 
 def residual_profile(depth: int, skip: int) -> Array:
-    """Returns gradient norms at initialization with shortcuts over `skip` layers each.
+    """Returns gradient norms at initialization with shortcuts over `skip` layers each, as `feedforward_profile`.
 
         ‖∇W_ℓ‖ = (α ‖∇W_(ℓ+1)‖ + ‖∇W_(ℓ+s)‖) / 2   if ℓ ≡ 0 (mod s) and ℓ < L − s,   α ‖∇W_(ℓ+1)‖ otherwise
 
@@ -41,9 +38,6 @@ def residual_profile(depth: int, skip: int) -> Array:
     Args:
         depth: L, the number of layers.
         skip: s, the number of layers that a shortcut spans.
-
-    Returns:
-        float64 [depth], the first layer first.
 
     Raises:
         ValueError: a depth or skip below 1.

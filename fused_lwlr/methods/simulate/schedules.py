@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fused_lwlr.methods.simulate.result import Array
+from fused_lwlr.methods.simulate.models import Array
 
 
 def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
-    """Returns a linear rise to a constant rate: lr · (k + 1) / (warmup_steps + 1) at step k, then lr.
+    """Returns a linear rise to a constant rate: lr · (k + 1) / (warmup_steps + 1) at step k, then lr; float64 [steps].
 
     The same as `torch.optim.lr_scheduler.LinearLR` with a start factor of 1 / (warmup_steps + 1).
 
@@ -14,9 +14,6 @@ def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
         lr: the rate after the warm-up.
         steps: the number of all steps.
         warmup_steps: the number of warm-up steps.
-
-    Returns:
-        float64 [steps].
 
     Raises:
         ValueError: an argument is negative, or the warm-up is longer than the training.
@@ -26,15 +23,13 @@ def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
 
 
 def cosine(lr: float, steps: int, warmup_steps: int = 0) -> Array:
-    """Returns half a cosine from lr towards 0, as `CosineAnnealingLR` with T_max = steps, after an optional warm-up.
+    """Returns half a cosine from lr towards 0, float64 [steps], after an optional warm-up.
+
+    The same as `CosineAnnealingLR` with T_max = steps.
 
     Args:
         lr: the highest rate.
-        steps: the number of all steps.
-        warmup_steps: the number of warm-up steps, as in `warmup`. The cosine takes the other steps.
-
-    Returns:
-        float64 [steps].
+        steps, warmup_steps: as in `warmup`. The cosine takes the steps after the warm-up.
 
     Raises:
         ValueError: as in `warmup`.
@@ -50,8 +45,8 @@ def one_cycle(
 ) -> Array:
     """Returns half a cosine from lr / div_factor up to lr, then one down to lr / div_factor / final_div_factor.
 
-    The same as `OneCycleLR` with cosine annealing. The defaults are from Spreads in Effective Learning Rates,
-    Figure 17.
+    The same as `OneCycleLR` with cosine annealing, float64 [steps]. The defaults are from Spreads in Effective Learning
+    Rates, Figure 17.
 
     Args:
         lr: the highest rate.
@@ -59,9 +54,6 @@ def one_cycle(
         pct_start: the fraction of the steps in which the rate rises, from 0 to 1.
         div_factor: the highest rate divided by the first rate.
         final_div_factor: the first rate divided by the last rate.
-
-    Returns:
-        float64 [steps].
 
     Raises:
         ValueError: lr or steps is negative, pct_start is not in [0, 1], or a factor is not above 0.
