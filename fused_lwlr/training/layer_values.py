@@ -19,7 +19,7 @@ class LayerProbe:
     """Measures the layers in a step: `before` comes between the gradients and the step, and `after` after the step.
 
     With a scaling, the optimizer's own launch measures everything (`optimizer.layer_stats()`). Otherwise one pass over
-    gradients and weights does. `BalancedLR` gives no trust ratios (None). All ranks of a sharded model measure together.
+    gradients and weights does. `BalancedLR` has no trust ratios (None). All ranks of a sharded model measure together.
 
     Args:
         model: also sharded, but not compiled or in `DistributedDataParallel`.

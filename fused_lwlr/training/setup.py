@@ -13,7 +13,7 @@ from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.check import check_splits
 from fused_lwlr.data.streams import imported
-from fused_lwlr.methods.lwlr.init import NORMS
+from fused_lwlr.methods.lwlr.init import is_norm
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import matches
@@ -203,7 +203,7 @@ def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]
                     f"..., {named[-1][0]}"
                 )
     norms = {
-        f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, NORMS)
+        f"{path}.{part}" for path, module in model.named_modules() if is_norm(module)
         for part, _ in module.named_parameters(recurse=False)
     } if recipe.decay == "matrices" else set()  # fmt: skip
     return lambda name, param: name not in norms and not matches(name, recipe.exclude)

@@ -21,9 +21,9 @@ def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
         two layers:     (1 − (η₁ + η₂) / h²)² + 1 / h + η₁² η₂² / h⁷ + 2 η₁ η₂ / h⁵
         three layers:   (1 − (η₁ + η₂) / h)² + 1 / h + η₁² η₂² / h⁴ + 2 η₁ η₂ / h³
 
-    The first formula agrees with Balancing Learning Rates Across Layers term by term. The second agrees with the authors' code
-    (github.com/TDCSZ327/Layer-Balancing, 3-NN-Orthogonal-theory.py) except for the last term, 2 η₁ η₂ / h³; their code
-    of two layers lacks 2 η₁ η₂ / h⁵, which the paper prints.
+    The first formula agrees with Balancing Learning Rates Across Layers term by term. The second agrees with the
+    authors' code (github.com/TDCSZ327/Layer-Balancing, 3-NN-Orthogonal-theory.py) except for the last term,
+    2 η₁ η₂ / h³; their code of two layers lacks 2 η₁ η₂ / h⁵, which the paper prints.
 
     Args:
         eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from fused_lwlr.methods.lwlr.depth import Blocks, blocks_of
-from fused_lwlr.methods.lwlr.mup import growth, matrices_of
+from fused_lwlr.methods.lwlr.mup import growth
 
 
 def completep(
@@ -46,14 +46,14 @@ def completep(
         raise ValueError(f"eps={eps} must be above 0")
     own, small = blocks_of(model, blocks), blocks_of(base, blocks)
     depth = len(own) / len(small)
-    based, matrices, of_base = dict(base.named_parameters()), matrices_of(model), matrices_of(base)
-    found = {}
-    for name, param in model.named_parameters():
+    based, twins, found = {name for name, _ in base.named_parameters()}, {}, {}
+    for name, _ in model.named_parameters():
         block = next((block for block in own if name.startswith(f"{block}.")), None)
-        twin = name if block is None or name in based else small[0] + name.removeprefix(block)
-        if twin not in based:
-            raise ValueError(f"base= must have the parameters of the model, but it lacks {twin!r}")
-        fan_in, fan_out = growth(name, param, based[twin], matrices.get(name), of_base.get(twin))
-        slower, smaller = (1.0, 1.0) if block is None else (depth ** (alpha - 1), depth**alpha)
+        twins[name] = name if block is None or name in based else small[0] + name.removeprefix(block)
+        if twins[name] not in based:
+            raise ValueError(f"base= must have the parameters of the model, but it lacks {twins[name]!r}")
+    for name, fan_in, fan_out in growth(model, base, twins):
+        inside = any(name.startswith(f"{block}.") for block in own)
+        slower, smaller = (depth ** (alpha - 1), depth**alpha) if inside else (1.0, 1.0)
         found[name] = {"lr": slower / fan_in, "weight_decay": fan_in, "eps": eps / (fan_out * smaller)}
     return found

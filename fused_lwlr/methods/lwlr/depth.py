@@ -36,17 +36,14 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> dict[str, float]:
     """Rates that fall linearly with depth, from 2 to 1 by default, scaled to a mean of 1 over parameters.
 
-    See `depth_increasing`.
-
     Args:
-        model: its trainable parameters are counted; frozen ones get 1.
-        high, low: the rates of the first and the last tensor, before they are scaled.
+        model, high, low: as in `depth_increasing`; `high` is the rate of the first tensor.
 
     Returns:
-        Parameter name -> η, for `layers=` of an optimizer.
+        As `depth_increasing`.
 
     Raises:
-        ValueError: a bound that is negative, both 0, or a model without trainable parameters.
+        ValueError: as in `depth_increasing`.
     """
     return _linear(model, high, low)
 

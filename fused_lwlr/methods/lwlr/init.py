@@ -19,13 +19,19 @@ from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]
 
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 # position embeddings and relative-position tables: parameters, or modules that hold one
 _POSITIONS = re.compile(r"wpe$|pos_?e(mb|nc)|position|rel_pos|(^|_)pos$|relative_attention_bias")
 # class and register tokens; a module with such a name is a word embedding
 _TOKENS = re.compile(r"token|class_emb")
+_NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
 _SCALES = re.compile(r"gamma|gain|scale|layer_?scale|ls\d")
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module is a normalization: of torch, or of a class that is called ...Norm, or ...Norm1d to 3d."""
+    known = isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm))
+    return known or _NORM.search(type(module).__name__) is not None
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
@@ -42,7 +48,7 @@ def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
 def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind | None:
     if isinstance(module, nn.PReLU):
         return "other"
-    if isinstance(module, _EMBEDDINGS) and name == "weight":
+    if isinstance(module, EMBEDDINGS) and name == "weight":
         return "bias" if _POSITIONS.search(module_name) else "weight"
     if name == "weight_g":
         # torch.nn.utils.weight_norm keeps the norms of another parameter here
@@ -50,7 +56,7 @@ def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind
     if name.endswith(("bias", "biases")) or name.startswith("bias") or _TOKENS.search(name) or _POSITIONS.search(name):
         return "bias"
     vector = param.numel() == max(param.shape, default=1)
-    if isinstance(module, NORMS) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
+    if is_norm(module) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
         return "scale"
     if param.dim() >= 2 and (name.endswith("weight") or name.startswith("weight")):
         return "weight"
@@ -64,7 +70,7 @@ def zero_tokens(model: nn.Module) -> tuple[str, ...]:
     found = set()
     for path, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
-            embedding = isinstance(module, _EMBEDDINGS) and name == "weight"
+            embedding = isinstance(module, EMBEDDINGS) and name == "weight"
             called = path.rpartition(".")[2] if embedding else name
             if _POSITIONS.search(called) or (_TOKENS.search(called) and not embedding):
                 found.add(names[id(param)])
@@ -73,7 +79,7 @@ def zero_tokens(model: nn.Module) -> tuple[str, ...]:
 
 def fan_out(module: nn.Module, weight: Tensor) -> int:
     """Outputs that each input of a weight reaches: out_channels · kernel area ÷ groups, or out_features."""
-    if isinstance(module, _EMBEDDINGS):
+    if isinstance(module, EMBEDDINGS):
         return weight.shape[1]
     # a transposed convolution has the outputs of a group in its weight
     groups = module.groups if isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd) else 1
@@ -117,7 +123,7 @@ def lwlr_init_(
             "yourself and calibrate with init=False"
         )
     # the first owner of a tied weight decides on its fan-out, but an embedding only if no other module has the weight
-    modules = sorted(model.modules(), key=lambda module: isinstance(module, _EMBEDDINGS))
+    modules = sorted(model.modules(), key=lambda module: isinstance(module, EMBEDDINGS))
     owners = {id(param): module for module in reversed(modules) for param in module.parameters(recurse=False)}
     parameters = dict(model.named_parameters())
     for name, kind in found.items():
@@ -129,7 +135,7 @@ def lwlr_init_(
         if found[layer.name.partition("[")[0]] == "weight":
             parts = 3 if layer.name in thirds else 1
             owner = owners[id(layer.param)]
-            padding = owner.padding_idx if isinstance(owner, _EMBEDDINGS) else None
+            padding = owner.padding_idx if isinstance(owner, EMBEDDINGS) else None
             _draw(layer, fan_out(owner, layer.of(layer.param)) // parts, generator, padding)
 
 

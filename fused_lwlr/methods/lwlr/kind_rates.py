@@ -1,12 +1,27 @@
 """Options of layers by kind: weight decay, and rates for the parts of a transformer."""
 
+import re
+from typing import Literal
+
 from torch import nn
 
-from fused_lwlr.methods.lwlr.kinds import is_norm, own_parameters, roles_of
+from fused_lwlr.layers import layers_of, split_name
+from fused_lwlr.methods.lwlr.init import EMBEDDINGS, is_norm
 from fused_lwlr.rescaling import ScaleInvariant
 
-BLOCKWISE = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "embedding": 10.0}
+Role = Literal["norm", "embedding", "qk", "vo", "ffn"]
+
+BLOCKWISE: dict[Role, float] = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "embedding": 10.0}
 """Multipliers of the paper, tuned on language models with AdamW."""
+# the name of a weight's module
+_QK = re.compile(r"q|k|wq|wk|to_q|to_k|query|key|[qk]_proj(_weight)?|[qk]_lin")
+_VO = re.compile(r"v|o|wv|wo|to_v|to_out|value|[vo]_proj(_weight)?|out_proj|[vo]_lin|out_lin|proj")
+_FUSED = re.compile(r"qkv|in_proj_weight|in_proj_bias")
+_FFN = re.compile(r"fc\d|linear\d|lin\d|w\d|c_fc|(gate|up|down)_proj|wi(_\d)?")
+# names of projections in attention modules, and of feed-forward modules
+_OUTPUT = re.compile(r"out|c_proj|dense")
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+_FFN_PART = re.compile(r"mlp|ffn|feed_?forward|intermediate|\d\.output$", re.IGNORECASE)
 
 
 def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
@@ -22,8 +37,8 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
         Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; with rates,
         `layers=[rates, no_decay(model)]`.
     """
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    spared = {id(param) for module, param in own_parameters(model) if isinstance(module, kinds) or is_norm(module)}
+    owners = (module for module in model.modules() if isinstance(module, EMBEDDINGS) or is_norm(module))
+    spared = {id(param) for module in owners for param in module.parameters(recurse=False)}
     named = set(getattr(model, "no_weight_decay", set)())
     return {
         name: {"weight_decay": 0.0}
@@ -70,7 +85,14 @@ def blockwise(model: nn.Module) -> dict[str, float]:
     Raises:
         ValueError: no query, key, value or feed-forward projection was found by its name.
     """
-    roles = roles_of(model)
+    by_type: dict[int, Role] = {}
+    for module in model.modules():
+        for param in module.parameters(recurse=False):
+            if isinstance(module, EMBEDDINGS):
+                by_type[id(param)] = "embedding"
+            elif is_norm(module):
+                by_type.setdefault(id(param), "norm")
+    roles = {layer.name: by_type.get(id(layer.param)) or _by_name(layer.name) for layer in layers_of(model)}
     if not {"qk", "vo", "ffn"} <= set(roles.values()):
         missing = ", ".join(sorted({"qk", "vo", "ffn"} - {role or "" for role in roles.values()}))
         raise ValueError(
@@ -78,3 +100,26 @@ def blockwise(model: nn.Module) -> dict[str, float]:
             f"{', '.join(list(roles)[:4])}, ...: give layers= patterns of its names"
         )
     return {name: 1.0 if role is None else BLOCKWISE[role] for name, role in roles.items()}
+
+
+def _by_name(name: str) -> Role | None:
+    """The role of a layer by usual names; None for layers without one: heads, convolutions, tokens."""
+    parameter, start, stop = split_name(name)
+    parts = parameter.split(".")
+    # these parts do not tell the kind of a module
+    while len(parts) > 1 and (parts[-1] in ("weight", "bias") or parts[-1].isdigit()):
+        parts.pop()
+    *outer, own = parts
+    within = ".".join(outer)
+    if "embed" in parameter:
+        return "embedding"
+    if _FFN_PART.search(within) or _FFN.fullmatch(own):
+        return "ffn"
+    if _FUSED.fullmatch(own):
+        # query, key and value follow one another
+        return None if stop is None else "vo" if start // (stop - start) == 2 else "qk"
+    if _QK.fullmatch(own):
+        return "qk"
+    if _VO.fullmatch(own) or (_OUTPUT.fullmatch(own) and _ATTENTION.search(within)):
+        return "vo"
+    return None

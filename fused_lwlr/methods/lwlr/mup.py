@@ -1,8 +1,9 @@
 """Multipliers of the maximal update parametrization."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
 from fused_lwlr.layers import fan_dims, is_conv1d
 
@@ -60,14 +61,11 @@ def mup(
         raise ValueError(f"decay={decay!r} is not one of False, True, 'sqrt'")
     if rule == "sgd" and (decay or eps is not None):
         raise ValueError("decay= and eps= are for AdamW: leave them out for rule='sgd'")
-    params, based = dict(model.named_parameters()), dict(base.named_parameters())
-    if params.keys() != based.keys():
-        other = sorted(params.keys() ^ based.keys())[0]
-        raise ValueError(f"base= must have the parameters of the model, but {other!r} is in only one of them")
-    matrices, small = matrices_of(model), matrices_of(base)
+    names, based = ({name: name for name, _ in each.named_parameters()} for each in (model, base))
+    if other := sorted(names.keys() ^ based.keys()):
+        raise ValueError(f"base= must have the parameters of the model, but {other[0]!r} is in only one of them")
     found: dict[str, Any] = {}
-    for name, param in params.items():
-        fan_in, fan_out = growth(name, param, based[name], matrices.get(name), small.get(name))
+    for name, fan_in, fan_out in growth(model, base, names):
         eta = (fan_out if rule == "sgd" else 1.0) / fan_in
         options = {"lr": eta}
         if decay == "sqrt":
@@ -85,30 +83,31 @@ def mup(
     return found
 
 
-def growth(name: str, param: Tensor, base: Tensor, matrix: Matrix | None, small: Matrix | None) -> tuple[float, float]:
-    """Returns the ratios of a parameter's fans to the base's.
+def growth(model: nn.Module, base: nn.Module, twins: Mapping[str, str]) -> Iterator[tuple[str, float, float]]:
+    """Yields the names of parameters with the ratios of their fan_in and fan_out to the base's.
 
     Args:
-        matrix, small: the result of `matrices_of` for this weight in the model and in the base; None for other
-            parameters.
+        twins: name of each parameter -> name of the parameter of the base that it is compared with.
 
     Raises:
         ValueError: the base has another number of dimensions.
     """
-    if param.dim() != base.dim():
-        raise ValueError(
-            f"base= has {name!r} of shape {tuple(base.shape)}, the model of {tuple(param.shape)}: only widths may "
-            "differ"
-        )
-    ratios = [size / small if small else 1.0 for size, small in zip(param.shape, base.shape, strict=True)]
-    if matrix is not None:
-        fan_in, fan_out, groups = matrix
-        more = groups / (small[2] if small else 1)
-        return ratios[fan_in] / more, ratios[fan_out] * more
-    return 1.0, max(ratios, default=1.0, key=lambda ratio: abs(ratio - 1))
+    params, based = dict(model.named_parameters()), dict(base.named_parameters())
+    matrices, small = _matrices_of(model), _matrices_of(base)
+    for name, twin in twins.items():
+        shape, based_shape = tuple(params[name].shape), tuple(based[twin].shape)
+        if len(shape) != len(based_shape):
+            raise ValueError(f"base= has {name!r} of shape {based_shape}, the model of {shape}: only widths may differ")
+        ratios = [size / divisor if divisor else 1.0 for size, divisor in zip(shape, based_shape, strict=True)]
+        if name in matrices:
+            fan_in, fan_out, groups = matrices[name]
+            more = groups / (small[twin][2] if twin in small else 1)
+            yield name, ratios[fan_in] / more, ratios[fan_out] * more
+        else:
+            yield name, 1.0, max(ratios, default=1.0, key=lambda ratio: abs(ratio - 1))
 
 
-def matrices_of(model: nn.Module) -> dict[str, Matrix]:
+def _matrices_of(model: nn.Module) -> dict[str, Matrix]:
     """Returns the weights of linear and convolution layers, which dimensions are their inputs and outputs, and groups.
 
     Groups count for transposed convolutions alone: a weight has all inputs and the outputs of one group there, and the
