@@ -45,17 +45,21 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
       `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
-        ValueError: the minibatch has another type.
+        ValueError: the minibatch has another type, or the loss is not a scalar.
     """
     check_batch(batch)
-    batch = to_device(batch, device)
+    batch = _changed(lambda tensor: tensor.to(device, non_blocking=True), batch)
     if isinstance(batch, Mapping):
         labels = _LABELS & batch.keys()
         withheld = labels - _taken(model, labels) if labels else labels
-        return loss_fn(model(**{key: value for key, value in batch.items() if key not in withheld}), batch)
-    batch = _alone(batch)
-    inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
-    return loss_fn(model(inputs), targets)
+        loss = loss_fn(model(**{key: value for key, value in batch.items() if key not in withheld}), batch)
+    else:
+        batch = _alone(batch)
+        inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
+        loss = loss_fn(model(inputs), targets)
+    if loss.dim() != 0:
+        raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
+    return loss
 
 
 def _alone(batch: Any) -> Any:
@@ -72,11 +76,6 @@ def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return names
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & names
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Moves tensors in nested mappings and sequences to a device. Other values stay the same."""
-    return _changed(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

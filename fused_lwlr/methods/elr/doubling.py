@@ -116,19 +116,12 @@ class Doubling:
         self._recording = not weights
         self._calls.clear()
         self._found = {}
-        outputs: list[Tensor] = []
-
-        def loss_fn(output: Any, targets: Any) -> Tensor:
-            outputs.extend(tensor.detach().clone() for tensor in tensors_in(output) if tensor.is_floating_point())
-            return self._loss_fn(output, targets)
-
         with as_it_was(self._model):
-            for layer in weights:
-                part = layer.of(layer.param.detach())
-                _set(part, 2 * part)
+            _double(weights)
             self._values = {bias: bias.detach().clone() for bias in self._biases.values()}
+            outputs, loss = self._forward(self._loss_fn)
             # not torch.autograd.grad, which checkpointed activations refuse
-            loss_of(self._model, self._batch, loss_fn, self._device).backward()
+            loss.backward()
             grads: dict[Tensor, Tensor] = {}
             grads.update((p, p.grad) for p in self._model.parameters() if examined(p) and p.grad is not None)
         return outputs, grads
@@ -137,19 +130,27 @@ class Doubling:
         self._paused = True
         with as_it_was(self._model), torch.no_grad():
             self._model.eval()
-            for layer in weights:
-                part = layer.of(layer.param.detach())
-                _set(part, 2 * part)
+            _double(weights)
             for key, power in exponents.items():
                 if isinstance(key, Tensor):
                     _set(key, key * 2.0 ** (power or 0))
                 else:
                     key.get_buffer("running_mean").mul_(2.0 ** (power or 0))
                     key.get_buffer("running_var").mul_(4.0 ** (power or 0))
-            output = loss_of(self._model, self._batch, lambda output, _: output, self._device)
-            outputs = [tensor.clone() for tensor in tensors_in(output) if tensor.is_floating_point()]
+            # not the loss function, which may be for outputs in training mode
+            outputs, _ = self._forward(lambda output, _: torch.zeros(()))
         self._paused = False
         return outputs
+
+    def _forward(self, loss_fn: Callable[[Any, Any], Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Returns copies of the outputs, and the loss."""
+        outputs: list[Tensor] = []
+
+        def keep(output: Any, targets: Any) -> Tensor:
+            outputs.extend(tensor.detach().clone() for tensor in tensors_in(output) if tensor.is_floating_point())
+            return loss_fn(output, targets)
+
+        return outputs, loss_of(self._model, self._batch, keep, self._device)
 
     def _before_biased(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Scale the bias by the power of two by which the output would be scaled if it were zero."""
@@ -208,6 +209,12 @@ def _close(new: Tensor, old: Tensor, tolerance: float) -> bool:
         return False
     new, old = (t.detach().nan_to_num(0, 0, 0).to(torch.promote_types(t.dtype, torch.float32)) for t in (new, old))
     return bool((new - old).norm() <= tolerance * old.norm())
+
+
+def _double(weights: list[Layer]) -> None:
+    for layer in weights:
+        part = layer.of(layer.param.detach())
+        _set(part, 2 * part)
 
 
 def _set(param: Tensor, value: Tensor) -> None:

@@ -137,10 +137,7 @@ def _statistics(
     reduction = StatisticsPass(layers, backend)
     # the same random numbers for every pass, so that all passes drop the same random parts
     with as_it_was(model):
-        loss = loss_of(model, half, loss_fn, layers[0].param.device)
-        if loss.dim() != 0:
-            raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
-        loss.backward()
+        loss_of(model, half, loss_fn, layers[0].param.device).backward()
         found = reduction()
     bad = [repr(name) for name, count in zip(found.names, found.nonfinite.tolist(), strict=True) if count]
     if bad:

@@ -49,8 +49,6 @@ class Network:
 
         def evaluate(model: nn.Module) -> T:
             loss = loss_of(model, batch, self._loss_fn, self._device)
-            if loss.dim() != 0:
-                raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
             if not loss.requires_grad:
                 raise ValueError(
                     "the loss depends on no parameter that requires a gradient: compute it from the output of model"

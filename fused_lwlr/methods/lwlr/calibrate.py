@@ -96,10 +96,7 @@ def calibrate(
         for minibatch in shown(islice(_parts(batches, accumulate), steps), total, "calibrating", progress):
             model.zero_grad(set_to_none=True)
             for batch in minibatch:
-                loss = loss_of(model, batch, loss_fn, device)
-                if loss.dim() != 0:
-                    raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
-                (loss / accumulate).backward()
+                (loss_of(model, batch, loss_fn, device) / accumulate).backward()
             found = reduction()
             index = reduction.index.to(totals.device)
             totals[0, index] += found.abs_sum.to(totals) * weight[index]
