@@ -7,8 +7,6 @@ from typing import Any
 
 from fused_lwlr.training.recipe_rules import flag
 
-ABSENT = "(absent)"
-
 
 def finite(values: Any) -> Any:
     """The same, with None for floats that are not finite, which JSON cannot express, and lists for tuples."""
@@ -20,11 +18,7 @@ def finite(values: Any) -> Any:
 
 
 def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of JSON values only: tuples become lists, and keys strings.
-
-    Raises:
-        ValueError: a value has no counterpart in JSON.
-    """
+    """A copy of JSON values only: tuples become lists, and keys strings. Other values are a ValueError."""
     try:
         found: dict[str, Any] = json.loads(json.dumps(dict(config)))
     except TypeError as error:
@@ -39,18 +33,17 @@ def difference(
     free: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """A line `field: old -> new` for each field that differs.
+    """A line `field: old -> new` for each field that differs, except `free` ones.
 
-    A missing field counts as its default, so that an option of a later version does not end a run.
-
-    Args:
-        old, new: configurations of values of JSON.
-        free: fields that may differ.
-        defaults: values of missing fields; None for other fields.
+    A missing field counts as its default, or None, so that an option of a later version does not end a run.
     """
     before, after, absent = map(json_values, (old, new, defaults or {}))
+
+    def shown(fields: Mapping[str, Any], name: str) -> str:
+        return json.dumps(fields[name], ensure_ascii=False).strip('"') if name in fields else "(absent)"
+
     return [
-        f"{name}: {_shown(before, name)} -> {_shown(after, name)}"
+        f"{name}: {shown(before, name)} -> {shown(after, name)}"
         for name in dict.fromkeys([*before, *after])
         if name not in free and before.get(name, absent.get(name)) != after.get(name, absent.get(name))
     ]
@@ -64,11 +57,7 @@ def check_config(
     defaults: Mapping[str, Any] | None = None,
     where: object,
 ) -> None:
-    """Refuse to resume with another configuration.
-
-    Raises:
-        ValueError: they differ; the message has a line for each field, and says how to resume.
-    """
+    """Raise ValueError if there is a `difference`, with a line for each field, and how to resume."""
     changed = difference(old, new, free=free, defaults=defaults)
     if changed:
         names = ["the number of processes" if name == "world_size" else flag(name) for name in sorted(free)]
@@ -91,7 +80,3 @@ def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
         "examples in the same order; sums are added in another order, so the last digits differ. "
         f"{micro if images != images_now else ''}With the former settings it would resume bit-identically."
     )
-
-
-def _shown(fields: Mapping[str, Any], name: str) -> str:
-    return ABSENT if name not in fields else json.dumps(fields[name], ensure_ascii=False).strip('"')

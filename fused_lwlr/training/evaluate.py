@@ -29,11 +29,7 @@ def no_signals(wanted: bool) -> tuple[bool, bool]:
 
 
 def until_stopped(batches: Iterable[T], agree: Agree) -> Iterator[T]:
-    """Yields batches until a process asks for a stop. All processes need the same number of batches.
-
-    Raises:
-        StoppedError: `agree` returned a stop.
-    """
+    """Yields batches, and raises StoppedError if a process asks for a stop. All processes need the same number."""
     for batch in batches:
         if agree(True)[0]:
             raise StoppedError
@@ -67,7 +63,7 @@ def evaluate(
     agree: Agree = no_signals,
     accuracy: bool = True,
 ) -> dict[str, Evaluation]:
-    """Test a model with one or more sets of weights, in one pass over the data.
+    """Test a model with one or more sets of weights, in one pass over the data; returns the results by name.
 
     Args:
         model: in any mode; it is left in eval mode. Buffers are the same in all processes.
@@ -77,9 +73,6 @@ def evaluate(
         agree: called before each batch with whether this process has one. Processes may have different numbers of
             batches; each calls it until no process has one.
         accuracy: whether to compute top-1 and top-5; false for text.
-
-    Returns:
-        The results by name.
 
     Raises:
         StoppedError: `agree` returned a stop.

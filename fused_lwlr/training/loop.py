@@ -92,22 +92,15 @@ class Loop:
         self.began, self.waited, self.lr = 0.0, 0.0, 0.0
 
     def restore(self) -> int | None:
-        """Load the latest checkpoint; returns its step, or None without a checkpoint.
-
-        Raises:
-            ValueError: it has another configuration, or is damaged.
-        """
+        """Load the latest checkpoint as `Checkpoints.restore`; returns its step, or None without a checkpoint."""
         trainer = self.trainer
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.adopt()
         found = self.checkpoints.restore(
-            models=trainer.models,
-            optimizer=trainer.optimizer,
-            config=self.config,
-            free=(*FREE, *SPREAD),
+            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=(*FREE, *SPREAD),
             # an older checkpoint has no fingerprint
             defaults={FINGERPRINT: self.config[FINGERPRINT], **DEFAULTS},
-        )
+        )  # fmt: skip
         if found is None:
             return None
         trainer.step = found.step
@@ -229,19 +222,11 @@ class Loop:
         trainer, seconds = self.trainer, now - self.began
         mean, skipped = self._mean_loss(), self._note(self.skipped)
         interval = Interval(
-            step=trainer.step,
-            epoch=trainer.step / trainer.steps_per_epoch,
-            lr=self.lr,
-            loss=mean,
-            count=int(self.loss.count),
-            seconds=seconds,
-            loader_seconds=self.waited,
-            step_seconds=seconds - self.waited,
-            grad_norm=self._grad_norm(),
-            skipped=skipped,
-            unit=trainer.data.unit,
+            trainer.step, trainer.step / trainer.steps_per_epoch, lr=self.lr, loss=mean, count=int(self.loss.count),
+            seconds=seconds, loader_seconds=self.waited, step_seconds=seconds - self.waited,
+            grad_norm=self._grad_norm(), skipped=skipped, unit=trainer.data.unit,
             steps_skipped=trainer.steps_skipped if self.loss.skips else 0,
-        )
+        )  # fmt: skip
         self._add(interval)
         self.loss.clear()
         self.skipped = []
@@ -275,47 +260,35 @@ class Loop:
             return True
         self.untested = False
         seconds = time.perf_counter() - start
+        trainer = self.trainer
         for weights, found in tested.items():
             self._note(found.skipped)
             record = Validation(
-                step=self.trainer.step,
-                epoch=self.trainer.step / self.trainer.steps_per_epoch,
-                weights=weights,
-                top1=found.top1,
-                top5=found.top5,
-                loss=found.loss,
-                count=found.count,
-                seconds=seconds,
-                unit=self.trainer.data.unit,
-            )
+                trainer.step, trainer.step / trainer.steps_per_epoch, weights, top1=found.top1, top5=found.top5,
+                loss=found.loss, count=found.count, seconds=seconds, unit=trainer.data.unit,
+            )  # fmt: skip
             self._add(record)
-        self.best.compare(self.trainer, tested, self._tell)
+        self.best.compare(trainer, tested, self._tell)
         return False
 
     def _save(self, seconds: float, needed: bool = True) -> None:
-        """Write a checkpoint, unless the training has diverged; one that is not `needed` may fail with a notice.
+        """Write a checkpoint `seconds` after the last record, unless the training has diverged.
 
-        Args:
-            seconds: the time since the last record.
+        One that is not `needed` may fail with a notice.
         """
         self._mean_loss()
         trainer = self.trainer
         check_weights(trainer)
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
+        state = {
+            "scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro, "untested": self.untested,
+            "best": self.best.state(),
+        }  # fmt: skip
         try:
             self.checkpoints.save(
-                trainer.step,
-                models=trainer.models,
-                optimizer=trainer.optimizer,
-                config=self.config,
-                state={
-                    "scaler": trainer.scaler.state_dict(),
-                    "pass_images": trainer.micro,
-                    "untested": self.untested,
-                    "best": self.best.state(),
-                },
+                trainer.step, models=trainer.models, optimizer=trainer.optimizer, config=self.config, state=state,
                 own={**self.loss.state(), "skipped": self.skipped, "spent": (seconds, self.waited)},
-            )
+            )  # fmt: skip
         except OSError as error:
             if needed:
                 raise

@@ -34,11 +34,7 @@ class World:
         return self.rank == 0
 
     def micro_batch(self, recipe: Recipe) -> int:
-        """Images in one pass of one process.
-
-        Raises:
-            ValueError: the batch does not divide into equal passes of equal processes.
-        """
+        """Images in one pass of one process. The batch must divide into equal passes of equal processes."""
         share, rest = divmod(recipe.batch_size, self.size)
         if rest or share == 0:
             fix = max(1, round(recipe.batch_size / self.size)) * self.size
@@ -84,29 +80,21 @@ class World:
 
 @contextmanager
 def world_of(device: str) -> Iterator[World]:
-    """The processes of the existing group, or of a new group if `torchrun` started them, or this process alone.
-
-    Raises:
-        ValueError: the device does not exist here.
-    """
-    if dist.is_initialized():
-        yield World(dist.get_rank(), dist.get_world_size(), pick_device(device), _local(dist.get_world_size()))
-        return
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    """The processes of the existing group, or of a new group if `torchrun` started them, or this process alone."""
+    existing = dist.is_initialized()
+    if not existing and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World(0, 1, pick_device(device))
         return
-    place = pick_device(device, gpu=int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    place = pick_device(device, gpu=None if existing else int(os.environ.get("LOCAL_RANK", "0")))
+    if not existing:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
-        yield World(dist.get_rank(), size, place, _local(size))
+        size = dist.get_world_size()
+        # without torchrun, all processes are on this machine
+        yield World(dist.get_rank(), size, place, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
     finally:
-        dist.destroy_process_group()
-
-
-def _local(size: int) -> int:
-    """The number of processes on this machine, from `torchrun`; without it, all of them."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        if not existing:
+            dist.destroy_process_group()
 
 
 def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
@@ -140,24 +128,19 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def unsynchronized(model: nn.Module, wanted: bool) -> Any:
+def unsynchronized(model: Any, wanted: bool) -> Any:
     """Keeps gradients of a pass in this process, for the passes of a step before its last one."""
-    of_fsdp: Any = getattr(model, "set_requires_gradient_sync", None)
-    if of_fsdp is not None:
-        of_fsdp(not wanted)
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(not wanted)
         return nullcontext()
-    no_sync: Any = getattr(model, "no_sync", None)
-    return no_sync() if wanted and no_sync is not None else nullcontext()
+    return model.no_sync() if wanted and hasattr(model, "no_sync") else nullcontext()
 
 
 def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
-    """Return the device `name`; "auto" is the GPU, or the CPU on a machine without one.
+    """Return the device `name`, which must be usable; "auto" is the GPU, or the CPU on a machine without one.
 
     Args:
         gpu: the number of the GPU that this process uses, if the device is a GPU; it becomes the current one.
-
-    Raises:
-        ValueError: the device cannot be used here.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

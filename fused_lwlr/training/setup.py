@@ -20,7 +20,7 @@ from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.recipe_rules import ONLY, flag
+from fused_lwlr.training.recipe_rules import ONLY
 
 Data = TypeVar("Data", Splits, Text)
 Named = tuple[str, nn.Parameter]
@@ -37,20 +37,20 @@ SCALINGS: dict[str, type[Scaling]] = {
 """Their arguments are the fields of a recipe with these names."""
 
 
-def load_data(recipe: Recipe) -> Splits | Text:
-    """The data of a recipe, which must be the same in all processes.
+OPTIMIZERS: dict[str, tuple[type[SGD | AdamW | Lion], tuple[str, ...]]] = {
+    "sgd": (SGD, ("momentum", "nesterov", "lr_in_momentum")),
+    "adamw": (AdamW, ("betas", "eps")),
+    "lion": (Lion, ("betas",)),
+}
+SHARED = ("weight_decay", "clip_global_norm", "nonfinite", "ema", "cautious_decay", "master_weights", "backend")
+"""Fields that are arguments of one optimizer, and of all."""
 
-    Raises:
-        FileNotFoundError, ImportError, ValueError: as in `open_data` and `open_text`; or processes found different
-            data, for example on machines with separate copies.
-    """
+
+def load_data(recipe: Recipe) -> Splits | Text:
+    """The data of a recipe, which must be the same in all processes, also on machines with separate copies."""
     if recipe.is_text:
-        return _alike(
-            open_text(
-                recipe.data, context=recipe.context, vocabulary=recipe.vocabulary, tokenizer=recipe.tokenizer,
-                val_data=recipe.val_data,
-            )
-        )  # fmt: skip
+        names = ("context", "vocabulary", "tokenizer", "val_data")
+        return _alike(open_text(recipe.data, **{name: getattr(recipe, name) for name in names}))
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
     if recipe.loader is not None:
@@ -80,9 +80,6 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
 
     Args:
         sizes: `Splits.sizes` or `Text.sizes` of the data.
-
-    Raises:
-        ValueError: there is no such model, or it cannot be initialized in this way.
     """
     torch.manual_seed(recipe.seed)
     arguments = dict(map(model_argument, recipe.model_args))
@@ -92,32 +89,27 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     if recipe.init == "lwlr":
         fused_lwlr.lwlr_init_(model)
     if recipe.model.startswith("timm:"):
-        _check_size(recipe, model, sizes["channels"], image_size=sizes["image_size"])
+        _check_size(recipe, model, sizes["channels"], sizes["image_size"], "--image-size")
     if recipe.test_size not in (None, sizes.get("image_size")):
-        _check_size(recipe, model, sizes["channels"], test_size=recipe.test_size)
+        _check_size(recipe, model, sizes["channels"], recipe.test_size, "--test-size")
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
-def _check_size(recipe: Recipe, model: nn.Module, channels: int, **option: Any) -> None:
+def _check_size(recipe: Recipe, model: nn.Module, channels: int, size: Any, option: str) -> None:
     """Refuse images of a size that the model does not take, before an epoch has passed."""
-    [(name, size)] = option.items()
     model.eval()
     try:
         with torch.no_grad():
             model(torch.zeros(1, channels, size, size))
     except (AssertionError, RuntimeError) as error:
-        raise ValueError(f"{flag(name)} {size}: {recipe.model} does not take images of this size ({error})") from error
+        raise ValueError(f"{option} {size}: {recipe.model} does not take images of this size ({error})") from error
     model.train()
 
 
 def model_argument(text: str) -> tuple[str, Any]:
-    """Name and value of one of `--model-args`.
-
-    Raises:
-        ValueError: it is not of the form NAME=VALUE.
-    """
+    """Name and value of one of `--model-args`."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")
@@ -134,46 +126,26 @@ def new_optimizer(
 
     Args:
         model: the model to step; it must be sharded already if the recipe shards it.
-        options: of the optimizer, in place of those of the recipe.
-
-    Raises:
-        ValueError: a pattern matches no parameter, or a model whose blocks `layer_decay` does not find.
+        options: of the optimizer, which replace options of the recipe.
     """
     decayed, spared = by_decay(recipe, model)
     # torch takes no named parameters after a group without any
     all_groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     groups = [group for group in all_groups if group["params"]]
-    layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
-    common: dict[str, Any] = {
+    kind, names = OPTIMIZERS[recipe.optimizer]
+    chosen = {
         "lr": recipe.peak_lr,
-        "weight_decay": recipe.weight_decay,
-        "layers": layers,
+        "layers": rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay),
         "scaling": new_scaling(recipe, _included(recipe, model)),
-        "clip_global_norm": recipe.clip_global_norm,
-        "nonfinite": recipe.nonfinite,
-        "ema": recipe.ema,
-        "cautious_decay": recipe.cautious_decay,
-        "master_weights": recipe.master_weights,
         # the moments would have the dtype of the weights
         "state_dtype": torch.float32 if recipe.master_weights else None,
-        "backend": recipe.backend,
-        **options,
+        **{name: getattr(recipe, name) for name in (*SHARED, *names)},
     }
-    if recipe.optimizer == "sgd":
-        return SGD(
-            groups, momentum=recipe.momentum, nesterov=recipe.nesterov, lr_in_momentum=recipe.lr_in_momentum, **common
-        )
-    if recipe.optimizer == "lion":
-        return Lion(groups, betas=recipe.betas, **common)
-    return AdamW(groups, betas=recipe.betas, eps=recipe.eps, **common)
+    return kind(groups, **{**chosen, **options})
 
 
 def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:
-    """The parameters with weight decay, and the others.
-
-    Raises:
-        ValueError: a pattern of `exclude` or `select` matches no parameter.
-    """
+    """The parameters with weight decay, and the others."""
     included, matrices = _included(recipe, model), recipe.decay == "matrices"
     found: tuple[list[Named], list[Named]] = [], []
     for name, param in model.named_parameters():
