@@ -25,12 +25,9 @@ class Best:
         self.score, self.kept, self.reached = -math.inf, -math.inf, False
 
     def compare(self, trainer: Trainer, tested: Mapping[str, Evaluation], tell: Callable[[str], object]) -> None:
-        """Take over the results of a validation if they are better, and write the weights. All ranks call it.
+        """Take over the results of `trainer.test` if they are better, and write the weights. All ranks call it.
 
-        Args:
-            trainer: with the weights that were tested.
-            tested: the result of `trainer.test`, the same on all ranks.
-            tell: called with a line for the user if the file cannot be written.
+        If the file cannot be written, `tell` gets a line for the user.
         """
         scores = {name: _score(found) for name, found in tested.items()}
         weights = max(scores, key=lambda name: scores[name])

@@ -28,10 +28,8 @@ class Checkpoint:
     """The contents of a loaded checkpoint, except weights and optimizer state, which are loaded in place.
 
     Attributes:
-        step: optimizer steps taken before it was written.
+        step, config, state: as given to `save`; tensors are on the CPU.
         path: the file.
-        config: the configuration that it was written with.
-        state: as given to `save`; tensors are on the CPU.
         own: the values that each rank gave to `save`, by rank; the number of ranks may differ from the present one.
     """
 
@@ -91,7 +89,7 @@ class Checkpoints:
         state: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint, and remove all but the latest `KEPT` ones.
+        """Write a checkpoint, and remove all but the latest `KEPT` ones; returns the file.
 
         Args:
             models: by name; the optimizer steps the first one. They may be under `fully_shard`, but not compiled or in
@@ -100,9 +98,6 @@ class Checkpoints:
             config: JSON values, which `restore` compares.
             state: other values that are equal on all ranks: dicts, lists, tuples, strings, numbers and tensors.
             own: small values of this rank only, of the same types.
-
-        Returns:
-            the file.
 
         Raises:
             OSError: it could not be written, on all ranks; earlier checkpoints are untouched.
@@ -142,8 +137,7 @@ class Checkpoints:
             models: as given to `save`; they may be sharded in another way, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
             config: the configuration of this run; None to accept any.
-            free: fields that may differ from the checkpoint's, as in `config_diff.difference`.
-            defaults: values of fields that older checkpoints lack, as in `config_diff.difference`.
+            free, defaults: as in `config_diff.difference`.
 
         Raises:
             ValueError: all checkpoints are damaged, or the latest has another configuration, model or

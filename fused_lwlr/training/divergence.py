@@ -20,11 +20,7 @@ def diverged(what: str, recipe: Recipe, step: int) -> DivergedError:
 
 
 def check_weights(trainer: Trainer) -> None:
-    """Check the weights; the loss of a step is computed before its update, so it does not show that this diverged.
-
-    Raises:
-        DivergedError: a weight is not finite, in any process.
-    """
+    """Raise DivergedError if a weight is not finite, in any process: the loss of a step is from before its update."""
     named = dict(trainer.model.named_parameters())
     bad = torch.stack([~local(param.detach()).isfinite().all() for param in named.values()]).int()
     for name, count in zip(named, trainer.world.sum(bad).tolist(), strict=True):

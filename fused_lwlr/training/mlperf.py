@@ -24,11 +24,8 @@ def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     interpolated over the logarithm of the batch size; decay as epochs.
 
     Args:
-        given: fields that the user has given. With all of `FIELDS` any batch size goes. There `steps` may take the
-            place of `epochs`, and then an epoch is one of ImageNet.
-
-    Raises:
-        ValueError: the batch size is outside of the table.
+        given: fields that the user has given. With all of `FIELDS` any batch size goes; otherwise one outside of the
+            table is a ValueError. There `steps` may replace `epochs`, and then an epoch is one of ImageNet.
     """
     sizes = np.array(TABLE["batch_size"])
     if not sizes[0] <= batch_size <= sizes[-1]:

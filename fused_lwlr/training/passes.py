@@ -15,9 +15,6 @@ from fused_lwlr.training.recipe import Recipe
 class Passes:
     """Loads the passes of this process.
 
-    Raises:
-        ValueError: the batch does not fit the data or the processes.
-
     Attributes:
         micro: images, or sequences of text, of a pass.
         accumulation: passes of a step.

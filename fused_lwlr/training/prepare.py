@@ -13,12 +13,7 @@ from fused_lwlr.training.recipe import Recipe
 
 
 def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
-    """The layer-wise rates of the file that a recipe names, or None.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it holds no rates, or rates of another model.
-    """
+    """The layer-wise rates of the file that a recipe names, which must be for this model, or None."""
     path = recipe.rates
     if path in ("single", "layerwise"):
         return None
@@ -43,9 +38,6 @@ def excluded(patterns: Sequence[str] | None, model: nn.Module, name: str) -> tup
     Args:
         patterns: of `--rates-exclude`; None for class tokens and position embeddings that are zero.
         model: with the weights that training starts from, not sharded.
-
-    Raises:
-        ValueError: a pattern fits no layer.
     """
     if patterns is None:
         return zero_tokens(model)

@@ -81,9 +81,6 @@ def resolve(
         preset: a name of `PRESETS`, or None.
         where: as for `Recipe.from_dict`.
         note: called with a sentence for each decision that is not obvious.
-
-    Raises:
-        ValueError: no such preset, or a bad field.
     """
     if preset is not None and preset not in PRESETS:
         close = difflib.get_close_matches(preset, PRESETS, n=2)

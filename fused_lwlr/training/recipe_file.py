@@ -10,13 +10,7 @@ tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def read_recipe(file: str | Path) -> dict[str, Any]:
-    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: a YAML file, and PyYAML is not installed.
-        ValueError: neither TOML nor YAML, or not a table of options.
-    """
+    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores."""
     path = Path(file)
     if path.suffix not in READERS:
         raise ValueError(f"--config {path}: must end in {', '.join(READERS)}")

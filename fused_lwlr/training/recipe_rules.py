@@ -71,11 +71,7 @@ def implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
-    """Checks a recipe whose fields are valid one by one.
-
-    Raises:
-        ValueError: a field is excluded by another field, or needs another choice of it.
-    """
+    """Raise ValueError if a field is excluded by another field, or needs another choice of it."""
     for name in without_effect(dataclasses.asdict(recipe), defaults):
         other, choices = ONLY[name]
         if choices == (True,):

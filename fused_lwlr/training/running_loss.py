@@ -31,12 +31,7 @@ class RunningLoss:
         self._finite = torch.zeros((), device=self.world.device)
 
     def add(self, loss: Tensor, counted: Tensor | int) -> None:
-        """Add a step.
-
-        Args:
-            loss: the mean over its images or tokens, see `trainer.Step`.
-            counted: their number in all processes.
-        """
+        """Add a step, with the values of `trainer.Step`."""
         self.count = self.count + counted
         if self.skips:
             finite = loss.isfinite()
@@ -60,9 +55,6 @@ class RunningLoss:
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Continue from the state of this process, or from the mean over states of another number of processes."""
         self.count = states[0]["count"]
-        self._sum = self._mean("loss", states)
-        self._finite = self._mean("finite", states)
-
-    def _mean(self, name: str, states: Sequence[Mapping[str, Any]]) -> Tensor:
-        total: Tensor = sum(each[name] for each in states) / len(states)
-        return total.to(self.world.device)
+        self._sum, self._finite = (
+            (sum(each[name] for each in states) / len(states)).to(self.world.device) for name in ("loss", "finite")
+        )

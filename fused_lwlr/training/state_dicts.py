@@ -23,22 +23,17 @@ def of_model(model: nn.Module) -> dict[str, Any]:
 
 
 def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer with parameter names instead of ids; for a sharded model as in `of_model`.
-
-    Raises:
-        ValueError: it steps a parameter outside the model.
-    """
+    """The state dict of an optimizer with parameter names instead of ids; for a sharded model as in `of_model`."""
     names = _names(model, optimizer)
     plain = optimizer.state_dict()
-    ids = [key for group in plain["param_groups"] for key in group["params"]]
-    of = dict(zip(ids, chain.from_iterable(names), strict=True))
+    state: dict[str, Any] = {}
+    groups = [{**group, "params": own} for group, own in zip(plain["param_groups"], names, strict=True)]
     # in the same order on all ranks
-    state = {name: {key: _whole(value) for key, value in plain["state"][number].items()}
-             for number, name in of.items() if number in plain["state"]}  # fmt: skip
-    return {
-        "state": state,
-        "param_groups": [{**g, "params": n} for g, n in zip(plain["param_groups"], names, strict=True)],
-    }
+    ids = (key for group in plain["param_groups"] for key in group["params"])
+    for number, name in zip(ids, chain.from_iterable(names), strict=True):
+        if number in plain["state"]:
+            state[name] = {key: _whole(value) for key, value in plain["state"][number].items()}
+    return {"state": state, "param_groups": groups}
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
@@ -53,8 +48,7 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Ma
     torch's `set_optimizer_state_dict` takes a step with an optimizer that has no state, and fails if options of its
     groups are lists in the file and None in the optimizer, or the reverse, as multipliers can be.
     """
-    mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
-    params = dict(zip(chain.from_iterable(_names(model, optimizer)), mine, strict=True))
+    params = dict(model.named_parameters())
     state = saved.get("state", {})
     keys = from_first(lambda: {name: list(entry) for name, entry in state.items()})
     placed = {
@@ -85,20 +79,15 @@ def shapes(model: nn.Module) -> Shapes:
 
 
 def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, where: object) -> None:
-    """Refuse weights of other models.
-
-    Raises:
-        ValueError: they differ in names, shapes or dtypes; the message lists the first differences.
-    """
+    """Raise ValueError for weights of other names, shapes or dtypes; the message lists the first differences."""
     if saved.keys() != wanted.keys():
         raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
     for model, expected in wanted.items():
         found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if isinstance(t, Tensor)}
         problems = [
-            f"{name} is {_told(found[name])} there and {_told(expected[name])} here"
-            for name in expected
-            if name in found and found[name] != expected[name]
-        ]
+            f"{name} is {_told(*found[name])} there and {_told(*here)} here"
+            for name, here in expected.items() if found.get(name, here) != here
+        ]  # fmt: skip
         problems += [f"it has no {name}" for name in expected if name not in found]
         problems += [f"{name} is not of this one" for name in found if name not in expected]
         if problems:
@@ -109,11 +98,7 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
 def check_optimizer(
     saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, where: object
 ) -> None:
-    """Refuse state of other parameters, of these in other groups, or of other shapes.
-
-    Raises:
-        ValueError: the state does not match.
-    """
+    """Raise ValueError for state of other parameters, of these in other groups, or of other shapes."""
     mine = _names(model, optimizer)
     theirs = [list(group["params"]) for group in saved["param_groups"]]
     if theirs != mine:
@@ -121,12 +106,10 @@ def check_optimizer(
             what = f"{len(theirs)} parameter groups there and {len(mine)} here"
         else:
             number = next(i for i, pair in enumerate(zip(theirs, mine, strict=True)) if pair[0] != pair[1])
-            odd = [name for name in theirs[number] if name not in mine[number]]
-            odd += [name for name in mine[number] if name not in theirs[number]]
+            odd = sorted(set(theirs[number]) ^ set(mine[number]))
             what = f"parameter group {number} differs in {_listed(odd[:3]) if odd else 'the order of its parameters'}"
         raise ValueError(f"{where} has the state of an optimizer with other parameters: {what}. Nothing was loaded")
-    params = {name: p for group, own in zip(mine, optimizer.param_groups, strict=True)
-              for name, p in zip(group, own["params"], strict=True)}  # fmt: skip
+    params = dict(model.named_parameters())
     for name, entry in saved["state"].items():
         for key, value in entry.items() if name in params else ():
             # a radius has the size of the layers of its parameter, and the optimizer checks it
@@ -150,5 +133,5 @@ def _listed(names: Any) -> str:
     return ", ".join(map(str, names))
 
 
-def _told(of: tuple[tuple[int, ...], torch.dtype]) -> str:
-    return f"{tuple(of[0])} {str(of[1]).removeprefix('torch.')}"
+def _told(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    return f"{shape} {str(dtype).removeprefix('torch.')}"

@@ -144,9 +144,6 @@ class Trainer:
 
         Every process measures which layers are scale-invariant at the initial weights. These follow from the seed, so a
         resumed training has the same layers.
-
-        Raises:
-            ValueError: no weight is scale-invariant.
         """
         recipe = self.recipe
         if not recipe.rescale_weights and recipe.warmup_bound is None:
@@ -275,15 +272,10 @@ class Trainer:
             ValueError: a loader made another number of images than its length.
         """
         images = val_batches(
-            self.data.val,
-            batch_size=self.val_batch,
-            device=self.world.device,
-            workers=self.workers,
-            prefetch=self.recipe.prefetch,
-            world_size=self.world.size,
-            rank=self.world.rank,
+            self.data.val, batch_size=self.val_batch, device=self.world.device, workers=self.workers,
+            prefetch=self.recipe.prefetch, world_size=self.world.size, rank=self.world.rank,
             check=self.passes.check,
-        )
+        )  # fmt: skip
         self.world.broadcast(self.model)
         weights: dict[str, Context] = {"model": nullcontext}
         if self.averages is not None and self.step:

@@ -11,11 +11,7 @@ from fused_lwlr.training.collectives import from_first
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """Write the present weights in the form of `model.load_state_dict`. All ranks call it, and rank 0 writes.
-
-    Raises:
-        OSError: the file cannot be written, on all ranks.
-    """
+    """Write the present weights in the form of `model.load_state_dict`. All ranks call it, and rank 0 writes."""
     content = states.of_model(model)
     from_first(lambda: files.save_tensors(path, content))
 
@@ -26,11 +22,6 @@ def load_weights(path: str | None, model: nn.Module) -> None:
     Args:
         path: of a file in the form of `model.load_state_dict`; None loads nothing.
         model: with the same names and shapes.
-
-    Raises:
-        FileNotFoundError: there is no such file; an OSError on other ranks than the first.
-        OSError: it cannot be read.
-        ValueError: it holds no weights, or weights of another model.
     """
     if path is None:
         return

@@ -15,11 +15,7 @@ from fused_lwlr.training.recipe import Recipe
 
 
 def check_wrapping(model: nn.Module, recipe: Recipe, world: World) -> None:
-    """Check the options of `wrap`, before minutes are spent.
-
-    Raises:
-        ValueError: an option has no effect on this model, device or number of processes, or is not possible.
-    """
+    """Raise ValueError for options that the model, the device or the number of processes excludes."""
     if recipe.fsdp and world.size == 1:
         raise ValueError("--fsdp shards a model over processes, but there is only one: start several with torchrun")
     if recipe.compile_mode == "reduce-overhead" and world.device.type != "cuda":
