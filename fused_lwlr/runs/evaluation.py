@@ -25,10 +25,7 @@ def evaluate_only(
     """Test the weights, and their averages if they exist, and print the results; no file is written.
 
     With `out` the weights are from the latest checkpoint in that folder. Without a preset, the recipe is also from the
-    run.
-
-    Raises:
-        ValueError: the folder has no run, no checkpoint, or a checkpoint of another model; or as for a training.
+    run's last start.
     """
     folder = Path(asked["out"]) if "out" in asked else None
     if folder is not None and "weights" in asked:
@@ -36,7 +33,11 @@ def evaluate_only(
     if folder is None or preset is not None:
         recipe = resolve(preset, asked, where=where)
     else:
-        recipe = _recipe_of_run(folder, asked, where)
+        starts = read_starts(folder)
+        if not starts:
+            raise ValueError(f"{folder} has no run (run.json) to test: without --out a new model is tested")
+        fields = {name: value for name, value in starts[-1]["config"].items() if name in FIELDS}
+        recipe = Recipe.from_dict({**fields, **asked}, where)
     if folder is not None:
         recipe = without_pretrained(recipe)  # the checkpoint has the weights
     # a test needs none of these, and may be on another device or another number of processes
@@ -59,12 +60,3 @@ def evaluate_only(
         for name, each in tested.items():
             results = told(each.loss, each.top1, each.top5)
             console.print(f"{NAMES[name]}: {results}, over {each.count:,} {trainer.data.unit}")
-
-
-def _recipe_of_run(folder: Path, changes: Mapping[str, Any], where: Mapping[str, str] | None) -> Recipe:
-    """The recipe that a run was last started with, with some fields replaced."""
-    starts = read_starts(folder)
-    if not starts:
-        raise ValueError(f"{folder} has no run (run.json) to test: without --out a new model is tested")
-    fields = {name: value for name, value in starts[-1]["config"].items() if name in FIELDS}
-    return Recipe.from_dict({**fields, **changes}, where)

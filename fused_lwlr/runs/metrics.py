@@ -30,10 +30,6 @@ class Metrics:
         folder: folder of the run, made if it does not exist.
         after: the step of the checkpoint from which the run resumes; later records are dropped. None for a new run,
             which drops all records.
-
-    Raises:
-        OSError: the files cannot be written.
-        ValueError: a line in the middle of a file is not a record of a run; on all ranks.
     """
 
     def __init__(self, folder: str | Path, *, after: int | None = None):
@@ -113,11 +109,7 @@ def unit_of(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """The records in a file of `Metrics`; none if there is no such file. An incomplete last line is left out.
-
-    Raises:
-        ValueError: another line is not a record of a run.
-    """
+    """The records in a file of `Metrics`; none if there is no such file. An incomplete last line is left out."""
     path = Path(path)
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     found = []

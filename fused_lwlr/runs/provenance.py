@@ -18,17 +18,10 @@ from fused_lwlr.training.environment import device_name, environment
 def record_start(
     folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, **facts: Any
 ) -> dict[str, Any]:
-    """Add an entry to `run.json` in the folder of a run, which is made if it does not exist. All ranks call it.
+    """Add an entry to `run.json` in the folder of a run, which is made if it does not exist; returns it on all ranks.
 
-    Args:
-        facts: values of JSON; the report knows `steps`, of the whole run, and `classes`, the number of them.
-
-    Returns:
-        the entry, on all ranks.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: an existing `run.json` is invalid, or `config` holds values that JSON lacks.
+    All ranks call it. Facts are values of JSON; the report knows `steps`, of the whole run, and `classes`, the number
+    of them.
     """
     devices = gathered(device_name(device))
 
@@ -46,10 +39,6 @@ def record_facts(folder: str | Path, **facts: Any) -> None:
     """Add facts to the last entry of `run.json`, such as how the run ended. All ranks call it.
 
     The report knows `end` ("finished", or another reason), `end_step` and `peak_memory_bytes`.
-
-    Raises:
-        OSError: it cannot be written.
-        ValueError: there is no entry to add them to, or a fact is not a JSON value.
     """
 
     def record() -> None:
@@ -63,11 +52,7 @@ def record_facts(folder: str | Path, **facts: Any) -> None:
 
 
 def read_starts(folder: str | Path) -> list[dict[str, Any]]:
-    """The entries of `run.json`, the last start last; none if there is no such file.
-
-    Raises:
-        ValueError: the file was not written by this function.
-    """
+    """The entries of `run.json`, the last start last; none if there is no such file."""
     path = Path(folder) / "run.json"
     if not path.exists():
         return []
@@ -81,11 +66,7 @@ def read_starts(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def code_changes(folder: str | Path) -> list[str]:
-    """A line for each version and each state of the sources that differs between the last two starts of a run.
-
-    Raises:
-        ValueError: as in `read_starts`.
-    """
+    """A line for each version and each state of the sources that differs between the last two starts of a run."""
     before, now = (
         {f"{part}.{name}": value for part in ("versions", "git") for name, value in start.get(part, {}).items()}
         for start in [{}, *read_starts(folder)][-2:]

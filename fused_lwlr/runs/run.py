@@ -13,12 +13,11 @@ from filelock import FileLock, Timeout
 from fused_lwlr import LayerRates, files
 from fused_lwlr.data import Stream
 from fused_lwlr.extras import import_extra
+from fused_lwlr.runs.boards import Dashboard, WandbRun
 from fused_lwlr.runs.html_report import PeriodicReport, write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import code_changes, read_starts, record_facts, record_start
 from fused_lwlr.runs.screen import Screen
-from fused_lwlr.runs.tensorboard import Dashboard
-from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.divergence import DivergedError
@@ -47,7 +46,6 @@ def run(recipe: Recipe) -> int:
             was written then, unless the signal came while rates were measured, or GradInit ran.
 
     Raises:
-        ValueError, FileNotFoundError: the recipe cannot be carried out, or the folder has a run of another recipe.
         DivergedError: the loss is not finite. The last checkpoint is from before that.
     """
     for board, wanted in (("tensorboard", recipe.tensorboard), ("wandb", recipe.wandb)):
@@ -101,8 +99,7 @@ def run(recipe: Recipe) -> int:
         flag.notice = NOTICE
         _record(loop)
         # with it, --config trains the same again
-        toml = Path(recipe.out) / "recipe.toml"
-        from_first(lambda: files.replace_text(toml, recipe.to_toml()))
+        from_first(lambda: files.replace_text(Path(recipe.out) / "recipe.toml", recipe.to_toml()))
         if restored is None:
             loop.begin()
         else:
@@ -132,15 +129,13 @@ def _record(loop: Loop) -> None:
 
 def _judged(loop: Loop, screen: Screen) -> int:
     """The exit code of a training that is done; tells whether it has `target_top1`."""
-    target, trainer = loop.recipe.target_top1, loop.trainer
+    target, trainer, reached = loop.recipe.target_top1, loop.trainer, loop.best.reached
     if target is None:
         return 0
-    of = f"--target-top1 {target:g}: the best top-1 accuracy is {loop.best.score:.2%}"
-    if loop.best.reached:
-        screen.say(f"Reached {of}, at step {trainer.step} of {trainer.total}.")
-        return 0
-    screen.say(f"Missed {of}, in {trainer.total} steps.")
-    return MISSED
+    when = f"at step {trainer.step} of {trainer.total}" if reached else f"in {trainer.total} steps"
+    found = f"--target-top1 {target:g}: the best top-1 accuracy is {loop.best.score:.2%}, {when}."
+    screen.say(f"{'Reached' if reached else 'Missed'} {found}")
+    return 0 if reached else MISSED
 
 
 def _lock(folder: Path, held: ExitStack) -> None:
@@ -163,9 +158,8 @@ def _lock(folder: Path, held: ExitStack) -> None:
 def _begun(checkpoints: Checkpoints) -> bool:
     """Whether process 0 finds a checkpoint to continue from.
 
-    Raises:
-        ValueError: another process finds a later one, for example if machines do not share the folder; or there is
-            none, but a model that would be lost.
+    Raises ValueError if another process finds a later one, for example if machines do not share the folder, or if there
+    is none, but a model that would be lost.
     """
     folder = checkpoints.folder.parent
     found = gathered((platform.node(), checkpoints.latest_step()))
@@ -211,12 +205,8 @@ def _remove_unused(folder: Path, new: bool) -> None:
 def finish(trainer: Trainer, screen: Screen, end: str) -> None:
     """Write the end of a run: the facts, its weights if it is "finished", and the report."""
     recipe, device = trainer.recipe, trainer.world.device
-    record_facts(
-        recipe.out,
-        end=end,
-        end_step=trainer.step,
-        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
-    )
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    record_facts(recipe.out, end=end, end_step=trainer.step, peak_memory_bytes=memory)
     if end == "finished":
         folder = Path(recipe.out)
         save_weights(trainer.model, folder / "model.pt")
@@ -232,10 +222,7 @@ def reproducible(wanted: bool | None, device: torch.device) -> Iterator[None]:
     """Within the context, only use algorithms that give the same bits each time; warn about other algorithms.
 
     Otherwise, convolutions on a GPU use the fastest algorithm, found by trials, and sums of atomic additions have a
-    random order.
-
-    Args:
-        wanted: whether to restrict algorithms; None for yes on a CPU, where this costs no time, and no on a GPU.
+    random order. None restricts algorithms on a CPU, where this costs no time, and not on a GPU.
     """
     if wanted is None:
         wanted = device.type == "cpu"

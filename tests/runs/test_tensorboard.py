@@ -3,7 +3,7 @@ import sys
 import pytest
 from run_folder import fill
 
-from fused_lwlr.runs.tensorboard import Dashboard
+from fused_lwlr.runs.boards import Dashboard
 
 LAYER = "b0.conv.weight"
 

@@ -8,8 +8,8 @@ import pytest
 from run_folder import fill
 
 from fused_lwlr.runs import run as running
+from fused_lwlr.runs.boards import WandbRun
 from fused_lwlr.runs.metrics import read_records, scalars
-from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training.recipe import Recipe
 
 
