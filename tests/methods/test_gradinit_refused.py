@@ -101,8 +101,9 @@ def test_a_step_too_far():
 @pytest.mark.parametrize(
     ("batches", "loss_fn", "message"),
     [
-        (lambda: iter(data(1)), cross_entropy, "batches ended after 1 minibatches"),
-        (list, cross_entropy, "batches ended after 0 minibatches"),
+        (lambda: iter(data(1)), cross_entropy, "iterator over 1 minibatches, .* steps=2 take 2 minibatches"),
+        (lambda: (b for b in data(1)), cross_entropy, "iterator that ended after 1 minibatches, .* take 2 minibatches"),
+        (list, cross_entropy, "batches holds 0 minibatches, but a step takes up to 1"),
         (data, lambda out, y: cross_entropy(out, y) * float("nan"), "in step 1 the loss is nan"),
         (data, lambda out, y: out, "it must return a scalar"),
     ],

@@ -18,32 +18,16 @@ class Minibatches:
     """S and S̃, each made of two minibatches of an iterable, as in the official code.
 
     With minibatches b0, b1, ...: S is [b0; b1], and S̃ is [b0; b2] at an overlap of 0.5, [b3; b2] at 0, and S at 1.
-    In between, only the first samples of b0 (below 0.5) or b1 (above) are kept. An iterable that is not an iterator is
-    started again when it ends.
+    In between, only the first samples of b0 (below 0.5) or b1 (above) are kept.
 
     Args:
         steps: the number of steps; None for one pass over the minibatches, after which `PassEndedError` is raised.
-
-    Raises:
-        ValueError: an iterator has a known length that is too small.
     """
 
     def __init__(self, source: Iterable[Any], overlap: float, steps: int | None) -> None:
         self.shares = (min(1.0, 2 * overlap), max(0.0, 2 * overlap - 1))
         self.needed = 2 + sum(share < 1 for share in self.shares)
-        self._source = source
-        self._iterator = iter(source)
-        self._taken = 0
-        self._once = steps is None
-        if steps is None:
-            return
-        self._advice = (
-            f"which cannot start again, but steps={steps} take from {2 * steps} to {self.needed * steps} minibatches: "
-            "give a list or a DataLoader, which start again, or an iterator over more"
-        )
-        known = length_hint(source, 2 * steps)
-        if self._iterator is source and known < 2 * steps:
-            raise ValueError(f"batches is an iterator over {known} minibatches, {self._advice}")
+        self._batches = iter(source) if steps is None else endless(source, steps, 2, self.needed)
 
     def first(self) -> tuple[Any, Any]:
         """b0 and b1."""
@@ -57,39 +41,38 @@ class Minibatches:
 
     def _take(self) -> Any:
         try:
-            batch = next(self._iterator)
+            return next(self._batches)
         except StopIteration:
-            if self._once:
-                raise PassEndedError from None
-            if self._iterator is self._source:
-                raise ValueError(
-                    f"batches is an iterator that ended after {self._taken} minibatches, {self._advice}"
-                ) from None
-            if self._taken < self.needed:
-                raise ValueError(
-                    f"batches holds {self._taken} minibatches, but a step takes up to {self.needed} different ones: "
-                    "give smaller minibatches, and more of them"
-                ) from None
-            self._iterator, self._taken = iter(self._source), 0
-            return self._take()
-        self._taken += 1
-        return batch
+            raise PassEndedError from None
 
 
-def endless(source: Iterable[Any]) -> Iterator[Any]:
+def endless(source: Iterable[Any], steps: int, fewest: int, most: int) -> Iterator[Any]:
     """Yields the items of an iterable again and again, but the items of an iterator only once.
 
+    Args:
+        fewest, most: the numbers of items that one of the steps may take.
+
     Raises:
-        ValueError: the iterable is empty, or an iterator has ended.
+        ValueError: there are too few items for the steps, or for one step.
     """
+    once, number = isinstance(source, Iterator), f"{most * steps} minibatches"
+    advice = (
+        f"which cannot start again, but steps={steps} take {f'from {fewest * steps} to ' * (fewest < most)}{number}: "
+        "give a list or a DataLoader, which start again, or an iterator over more"
+    )
+    known = length_hint(source, fewest * steps)
+    if once and known < fewest * steps:
+        raise ValueError(f"batches is an iterator over {known} minibatches, {advice}")
     while True:
         taken = 0
-        for batch in source:
-            taken += 1
+        for taken, batch in enumerate(source, start=1):  # noqa: B007
             yield batch
-        if isinstance(source, Iterator) or taken == 0:
+        if once:
+            raise ValueError(f"batches is an iterator that ended after {taken} minibatches, {advice}")
+        if taken < most:
             raise ValueError(
-                f"batches ended after {taken} minibatches: give a list or a DataLoader, which can start again, or more"
+                f"batches holds {taken} minibatches, but a step takes up to {most} different ones: give smaller "
+                "minibatches, and more of them"
             )
 
 

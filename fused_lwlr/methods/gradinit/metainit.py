@@ -129,7 +129,7 @@ def metainit_(
             else SignDescent(list(network.weights.values()), lr, momentum)
         )
         scales = np.ones(len(network.weights))
-        source = iter(batches) if steps is None else islice(endless(batches), steps)
+        source = iter(batches) if steps is None else islice(endless(batches, steps, 1, 1), steps)
         for i, batch in enumerate(shown(source, steps, "MetaInit", progress)):
             params = network.scaled(scales.tolist())
             step, gradients = network.run(params, batch, partial(_derivative, list(params.values()), eps))
