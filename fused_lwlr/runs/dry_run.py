@@ -32,12 +32,9 @@ SHARED = "/dev/shm"
 
 
 def dry_run(recipe: Recipe, console: Console) -> None:
-    """Take one step of a training, discard it, and print tables about the full training.
+    """Take one step of a training, discard it, and print tables about the full training, or raise its errors.
 
     Rates are calibrated on one minibatch, GradInit is left out, and no file is written.
-
-    Raises:
-        ValueError: any error that would keep the training from starting.
     """
     with world_of(recipe.device) as world:
         data = load_data(recipe)
@@ -52,7 +49,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
             small.gradients(repeat(batch))
         small.update()
         tables = (
-            _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe, trainer.accumulation),
+            _memory(trainer, small, saved[0]),
             rates_by_group(recipe, small.model, small.rates),
             _waiting(trainer),
             _throughput(trainer, small, batch),  # in all processes: a step waits for all gradients
@@ -146,25 +143,25 @@ def _size(data: Splits | Text) -> str:
     return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels{tested}"
 
 
-def _memory(trainer: Trainer, activations: float, micro: int, probe: int, accumulation: int) -> Table:
-    params, state = list(trainer.model.parameters()), trainer.optimizer.state.values()
+def _memory(trainer: Trainer, small: Trainer, saved: int) -> Table:
+    """The memory of a process, from the bytes that a small pass keeps for its backward pass."""
+    params, state = list(small.model.parameters()), small.optimizer.state.values()
     # gradients are sharded in the last pass of a step, and whole before it
-    whole = trainer.recipe.fsdp and accumulation > 1
+    whole = trainer.recipe.fsdp and trainer.accumulation > 1
     found = {
         "weights": _bytes(params),
         "gradients": sum(p.numel() * p.element_size() for p in params) if whole else _bytes(params),
         "state of the optimizer": _bytes(t for s in state for name, t in s.items() if name != "ema"),
         "average of the weights": _bytes(s["ema"] for s in state if "ema" in s),
-        "buffers": _bytes(trainer.model.buffers()),
-        f"kept for the backward pass, {micro} {trainer.data.example}": int(activations),
+        "buffers": _bytes(small.model.buffers()),
+        f"kept for the backward pass, {trainer.micro} {trainer.data.example}": int(saved / small.micro * trainer.micro),
     }
     rows = [(name, f"{size / GIB:.3f}") for name, size in found.items()]
     rows.append(("together; what layers need for a moment comes on top", f"{sum(found.values()) / GIB:.3f}"))
     if trainer.world.device.type == "cuda":
-        rows.append(
-            ("highest so far on this GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / GIB:.3f}")
-        )
-    note = "" if micro == probe else f" (backward: from {probe} {trainer.data.example})"
+        highest = torch.cuda.max_memory_allocated(trainer.world.device)
+        rows.append(("highest so far on this GPU", f"{highest / GIB:.3f}"))
+    note = "" if trainer.micro == small.micro else f" (backward: from {small.micro} {trainer.data.example})"
     return _table(f"Memory of a process{note}", ("", "GiB"), rows)
 
 
@@ -175,14 +172,12 @@ def _waiting(trainer: Trainer) -> Table:
     recipe, world, data = trainer.recipe, trainer.world, trainer.data
     loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
     parts = ("training", data.train, trainer.micro), ("validation", data.val, trainer.val_batch)
-    each = {
-        f"{kind}, {loaders} of {size} {data.example}": bytes_ahead(
-            part, batch_size=size, workers=trainer.workers, prefetch=recipe.prefetch
-        )
-        for kind, part, size in parts
-    }
-    rows = [(name, f"{world.local_size * size / GIB:.3f}") for name, size in each.items()]
-    rows.append(("together", f"{world.local_size * sum(each.values()) / GIB:.3f}"))
+    each = {}
+    for kind, part, size in parts:
+        ahead = bytes_ahead(part, batch_size=size, workers=trainer.workers, prefetch=recipe.prefetch)
+        each[f"{kind}, {loaders} of {size} {data.example}"] = world.local_size * ahead
+    each["together"] = sum(each.values())
+    rows = [(name, f"{size / GIB:.3f}") for name, size in each.items()]
     if Path(SHARED).is_dir():
         rows.append((f"free in {SHARED}, where they are", f"{shutil.disk_usage(SHARED).free / GIB:.3f}"))
     return _table("Batches loaded ahead on this machine, at most", ("", "GiB"), rows)
@@ -191,10 +186,9 @@ def _waiting(trainer: Trainer) -> Table:
 def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> Table:
     """Peak learning rates of the layers of each kind."""
     peak, kinds = recipe.peak_lr, kinds_of(model)
+    layers: list[tuple[str, int, float]]
     if rates is None:
-        layers: list[tuple[str, int, float]] = [
-            (kinds[name] or "other", param.numel(), 1.0) for name, param in model.named_parameters()
-        ]
+        layers = [(kinds[name] or "other", param.numel(), 1.0) for name, param in model.named_parameters()]
     else:
         layers = [(layer.kind, layer.numel, layer.eta) for layer in rates.layers]
     rows = []
@@ -202,9 +196,8 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
         members = list(group)
         numel, etas = sum(m for _, m, _ in members), [eta for _, _, eta in members]
         mean = sum(m * eta for _, m, eta in members) / max(numel, 1)
-        rows.append(
-            (kind, f"{len(members)}", f"{numel:,}", *(f"{peak * eta:.3g}" for eta in (min(etas), mean, max(etas))))
-        )
+        shown = [f"{peak * eta:.3g}" for eta in (min(etas), mean, max(etas))]
+        rows.append((kind, f"{len(members)}", f"{numel:,}", *shown))
     title = "Learning rates at the peak" + (", calibrated on one minibatch" if recipe.rates == "layerwise" else "")
     return _table(title, ("layers", "number", "parameters", "lowest", "mean", "highest"), rows)
 
@@ -224,13 +217,11 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     # minutes for each step; the loader works during steps, so the slower of both sets the pace
     minutes = trainer.recipe.batch_size / trainer.world.size / min(loading, stepping) / 60
     hours, left = divmod(round(trainer.total * minutes), 60)
+    epoch = trainer.steps_per_epoch
     rows = [
         (f"loader alone, {workers} workers", f"{loading:,.1f}"),
         (f"steps alone, passes of {probe} {data.example}", f"{stepping:,.1f}"),
-        (
-            f"an epoch at the lower of these, {trainer.steps_per_epoch:,} steps",
-            f"{trainer.steps_per_epoch * minutes:,.1f} min",
-        ),
+        (f"an epoch at the lower of these, {epoch:,} steps", f"{epoch * minutes:,.1f} min"),
         (f"{trainer.total:,} steps at the lower of these, without validation", f"{hours} h {left:02} min"),
     ]
     return _table(f"{data.example.capitalize()} a second of a process", ("", f"{data.example}/s"), rows)

@@ -23,11 +23,7 @@ def column(records: Records, name: str) -> Array:
 
 
 def learning(train: Records, validation: Records, *, top5: bool = True) -> list[Figure]:
-    """Loss, accuracy (perplexity for text) and learning rate by epoch.
-
-    Args:
-        top5: whether to draw the top-5 accuracy, which is always 100 % with five classes or fewer.
-    """
+    """Loss, accuracy (perplexity for text) and learning rate by epoch."""
     tokens = unit_of([*train, *validation]) == "tokens"
     loss = _panel("epoch", "loss")
     quality = _panel("epoch", "validation perplexity" if tokens else "validation accuracy in %")

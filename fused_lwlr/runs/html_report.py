@@ -36,24 +36,16 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
-        """Read the folder; files may be missing.
-
-        Raises:
-            FileNotFoundError: the folder does not exist, or no run was started in it.
-            ValueError: one of the files does not belong to a run.
-        """
+        """Read the folder; files other than `run.json` may be missing."""
         starts = read_starts(folder)
         if not starts:
             raise FileNotFoundError(
                 f"{folder} holds no run (run.json is missing or empty): give the folder (--out) of a training"
             )
-        metrics = read_records(folder / FILES["train"])
-        kinds = {kind: [r for r in metrics if r["kind"] == kind] for kind in ("train", "validation")}
-        checkpoints = Checkpoints(folder / "checkpoints").paths()
-        layers = read_records(folder / FILES["layers"])
-        return cls(
-            folder, starts, kinds["train"], kinds["validation"], layers, checkpoints[-1] if checkpoints else None
-        )
+        metrics, layers = (read_records(folder / FILES[kind]) for kind in ("train", "layers"))
+        train, validation = ([r for r in metrics if r["kind"] == kind] for kind in ("train", "validation"))
+        checkpoint = next(reversed(Checkpoints(folder / "checkpoints").paths()), None)
+        return cls(folder, starts, train, validation, layers, checkpoint)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -82,9 +74,7 @@ class Run:
 class PeriodicReport:
     """Has the report written after a validation, so that a run that is killed has one as well; made on rank 0 alone.
 
-    Args:
-        write: writes the report.
-        minutes: least time from the start to the first report, and from each report to the next.
+    It takes at least `minutes` from the start to the first report, and from each report to the next.
     """
 
     def __init__(self, write: Callable[[], object], minutes: float):
@@ -98,17 +88,9 @@ class PeriodicReport:
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write `report.html` into the folder of a run, also of a run that died or is still running.
+    """Write `report.html` into the folder of a run, also of a run that died or is still running; returns the file.
 
     From `run.json`, `metrics.jsonl` and `layers.jsonl` alone, and the names of its checkpoints. Needs matplotlib.
-
-    Returns:
-        the file.
-
-    Raises:
-        FileNotFoundError: there is no run in the folder.
-        ValueError: one of its files is damaged; the message names it.
-        OSError: the report cannot be written.
     """
     run = Run.read(Path(folder))
     path = run.folder / "report.html"
@@ -126,23 +108,13 @@ def write_report(folder: str | Path) -> Path:
 def page(run: Run) -> str:
     """The HTML."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fused_lwlr.runs", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "counted": _counted, "duration": _duration, "minute": _minute, "percent": _percent, "value": _value,
-    }  # fmt: skip
+        loader=jinja2.PackageLoader("fused_lwlr.runs", "."), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"counted": _counted, "duration": _duration, "value": _value}
     changed, rest = _options(run.last["config"])
     return environment.get_template("report.html").render(
-        run=run,
-        last=run.last,
-        fields={*FIELDS, "world_size"},
-        sections=list(_pictures(run)),
-        changed=changed,
-        rest=rest,
+        run=run, fields={*FIELDS, "world_size"}, sections=list(_pictures(run)), changed=changed, rest=rest
     )
 
 
@@ -158,21 +130,14 @@ def _pictures(run: Run) -> Iterator[tuple[str, list[str], str]]:
         caption = f"{run.unit.capitalize()} a second, and where the time goes"
         yield "Throughput", _drawn(figures.throughput(run.train)), caption
     if run.layers:
-        last = run.layers[-1]
-        yield (
-            "Effective learning rates over training",
-            _drawn(figures.layers_over_time(run.layers)),
-            "Lines from dark (the first layer) to bright (the last)",
-        )
+        last, caption = run.layers[-1], "Lines from dark (the first layer) to bright (the last)"
+        yield "Effective learning rates over training", _drawn(figures.layers_over_time(run.layers)), caption
         # without a scaling, or multipliers, these are constant
         told = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
         shown = [name for name in ("elr", *told) if any(value is not None for value in last[name])]
         absent = [f"{name.replace('_', ' ')}s" for name in ("trust_ratio", "multiplier") if name not in told]
-        yield (
-            f"Layers in step {last['step']:,}",
-            _drawn([figures.by_depth(last, name) for name in shown]),
-            "Every layer, as last recorded" + (f"; all {' and '.join(absent)} are 1" if absent else ""),
-        )
+        caption = "Every layer, as last recorded" + (f"; all {' and '.join(absent)} are 1" if absent else "")
+        yield f"Layers in step {last['step']:,}", _drawn([figures.by_depth(last, name) for name in shown]), caption
 
 
 def _drawn(drawings: Sequence[Any]) -> list[str]:
@@ -211,15 +176,6 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _minute(started: str) -> str:
-    """2026-05-04 13:37, of a time in ISO 8601."""
-    return started[:16].replace("T", " ")
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.2f} %"
 
 
 def _duration(seconds: float) -> str:

@@ -34,13 +34,8 @@ class Screen:
     @contextmanager
     def progress(self, total: int, done: int) -> Iterator[None]:
         """A progress bar within the context."""
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            "steps",
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-        )
+        speed = TextColumn("{task.fields[speed]}")
+        columns = (BarColumn(), MofNCompleteColumn(), "steps", speed, TimeRemainingColumn())
         with Progress(*columns, console=self.console, transient=True) as bar:
             self._bar = bar, bar.add_task("", total=total, completed=done, speed="")
             try:

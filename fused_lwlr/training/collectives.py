@@ -37,14 +37,10 @@ def is_first() -> bool:
 
 
 def from_first(work: Callable[[], T]) -> T:
-    """Call a function on rank 0 only, and return its result on all ranks, which wait for it.
+    """Call a function on rank 0 only, and return its result, which can be pickled, on all ranks, which wait for it.
 
-    Args:
-        work: returns something that can be pickled.
-
-    Raises:
-        Exception: what `work` raised, on rank 0; on other ranks the same OSError or ValueError, else a RuntimeError,
-            with the same message.
+    Its error is raised on rank 0, and on other ranks the same OSError or ValueError, else a RuntimeError, with the same
+    message.
     """
     group = process_group()
     if group is None:
@@ -78,10 +74,6 @@ def gathered(value: Any) -> list[Any]:
 
 
 def shared(value: Any) -> Any:
-    """A value of rank 0 on all ranks. Entries of dicts are sent one at a time, so that a message has few tensors.
-
-    Args:
-        value: can be pickled, and has its tensors on the CPU.
-    """
+    """A value of rank 0, with tensors on the CPU, on all ranks. Entries of dicts are sent one at a time."""
     keys, whole = from_first(lambda: (list(value), None) if isinstance(value, dict) else (None, value))
     return whole if keys is None else {key: shared(value[key] if is_first() else None) for key in keys}

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from datetime import datetime, timezone
 from pathlib import Path
@@ -44,8 +45,7 @@ def sources(folder: Path) -> str:
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """The commit of the sources in a folder, and whether they differ from it.
 
-    None and None where they are not under version control, as in site-packages, also if that is in a checkout of
-    something else, and where git cannot be asked.
+    None and None where they are not under version control, also within a checkout of something else, or without git.
     """
 
     def git(*arguments: str) -> str:
@@ -68,9 +68,7 @@ def device_name(device: torch.device) -> str:
 
 def cpu_name() -> str:
     """The name that the maker of the CPU gave it; its architecture if that is unknown."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8", errors="replace") if info.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()

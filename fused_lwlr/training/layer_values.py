@@ -51,14 +51,9 @@ class LayerProbe:
         elr, trust = torch.stack(values).tolist()
         eta = self._multipliers()
         params = [split_name(name)[0] for name in names]
-        return LayerValues(
-            step,
-            names,
-            tuple(weights(name, self._params[name]) if name in self._params else False for name in params),
-            tuple(elr),
-            tuple(trust),
-            tuple(eta.get(name, eta.get(param, 1.0)) for name, param in zip(names, params, strict=True)),
-        )
+        weight = tuple(name in self._params and weights(name, self._params[name]) for name in params)
+        multiplier = tuple(eta.get(name, eta.get(param, 1.0)) for name, param in zip(names, params, strict=True))
+        return LayerValues(step, names, weight, tuple(elr), tuple(trust), multiplier)
 
     def _multipliers(self) -> dict[str, float | None]:
         """η by the name of a parameter, and of each slice if η differs among slices; the parameter then has None."""

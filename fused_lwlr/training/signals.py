@@ -24,9 +24,7 @@ class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT within the block; asked after each optimizer step.
 
     A second SIGINT ends the process at once; further signals of the other kinds change nothing. The end of torchrun
-    counts as SIGTERM: otherwise its processes would keep running.
-
-    Under torch.distributed it must be made on all ranks.
+    counts as SIGTERM: otherwise its processes would keep running. Under torch.distributed all ranks make the object.
 
     Attributes:
         signum: the first signal that came to this process, or None.
@@ -63,8 +61,7 @@ class StopFlag:
             wanted: whether this rank has a checkpoint to write by its clock, or another batch to validate.
 
         Returns:
-            stop: a signal came to any rank.
-            wanted: it is wanted on any rank, or all stop.
+            Whether a signal came to any rank, and whether any rank wants it or all stop.
         """
         if self._parent is not None and os.getppid() != self._parent:
             self.signum = self.signum or signal.SIGTERM

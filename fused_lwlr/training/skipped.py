@@ -10,8 +10,7 @@ from fused_lwlr.training.collectives import from_first, gathered
 class SkippedList:
     """Adds names to `skipped.txt`, each once. Names that could not be written are written with the next ones.
 
-    Args:
-        notice: gets a line for the user, on rank 0, if the list cannot be written.
+    If the list cannot be written, `notice` gets a line for the user, on rank 0.
     """
 
     def __init__(self, folder: Path, notice: Callable[[str], object]) -> None:

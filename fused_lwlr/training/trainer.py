@@ -61,9 +61,6 @@ class Trainer:
     Args:
         model: a network to train from its present weights, instead of the recipe's model.
 
-    Raises:
-        ValueError: the batch does not fit the data or the processes, or the model cannot be made.
-
     Attributes:
         model: the network itself, sharded with `fsdp`.
         called: the callable for forward passes, which synchronizes gradients and may be compiled.
@@ -101,8 +98,6 @@ class Trainer:
 
         Raises:
             StoppedError: `agree` returned a stop.
-            FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates or of
-                weights does not exist or belongs to another model.
         """
         recipe, progress = self.recipe, progress and self.world.first
         # check the file before minutes are spent
@@ -265,11 +260,7 @@ class Trainer:
         """Test the weights ("model") and their averages ("ema") in one pass over the images; the results by name.
 
         Averaged weights are tested with averaged statistics of normalizations. Averages exist with `ema`, after the
-        first step.
-
-        Raises:
-            StoppedError: as in `evaluate`.
-            ValueError: a loader made another number of images than its length.
+        first step. `agree` may raise StoppedError, as in `evaluate`.
         """
         images = val_batches(
             self.data.val, batch_size=self.val_batch, device=self.world.device, workers=self.workers,

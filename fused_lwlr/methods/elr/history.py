@@ -74,7 +74,8 @@ class ELRHistory:
             path: the file to write.
         """
         content: dict[str, Any] = {"names": self.names, "steps": self.steps}
-        content |= {name: _plain(getattr(self, name)) for name in ("grad_norm", "weight_norm", "lr")}
+        for name in ("grad_norm", "weight_norm", "lr"):
+            content[name] = [[x if np.isfinite(x) else None for x in row] for row in getattr(self, name).tolist()]
         Path(path).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
@@ -134,7 +135,3 @@ def draw_layers(axes: Any, x: Sequence[int] | Array, values: Array, **style: Any
     colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, values.shape[1]))
     for of_layer, color in zip(values.T, colors, strict=True):
         axes.plot(x, of_layer, color=color, linewidth=1, **style)
-
-
-def _plain(values: Array) -> list[list[float | None]]:
-    return [[x if np.isfinite(x) else None for x in row] for row in values.tolist()]

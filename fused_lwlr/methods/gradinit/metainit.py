@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
-from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, floors, require
+from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, require
 from fused_lwlr.methods.model import shown
 
 Rule = Literal["signsgd", "adam"]
@@ -124,7 +124,7 @@ def metainit_(
     with examined(model):
         network = Network(model, loss_fn)
         mover = (
-            RescaleAdam(lr, floors(network.weights, min_scale), 1.0)
+            RescaleAdam(lr, network.weights, min_scale, 1.0)
             if rule == "adam"
             else SignDescent(list(network.weights.values()), lr, momentum)
         )

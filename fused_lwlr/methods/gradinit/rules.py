@@ -37,11 +37,6 @@ class Descent:
         return np.asarray(np.maximum(moved, self.min_scale) if branch == "objective" else moved)
 
 
-def floors(names: Iterable[str], min_scale: float) -> Array:
-    """The lowest scale of each parameter in the official code, [parameters]: 0 for biases, else `min_scale`."""
-    return np.array([0.0 if "bias" in name.rpartition(".")[2] else min_scale for name in names])
-
-
 class RescaleAdam:
     """Adam as in the official code, `RescaleAdam` of github.com/zhuchen03/gradinit.
 
@@ -51,17 +46,20 @@ class RescaleAdam:
     counts; a parameter of zeros has a gradient of 0, so its scale stays as well.
 
     Args:
-        floor: lowest scale of each parameter, of shape [parameters].
+        names: the parameters.
+        min_scale: the lowest scale of parameters other than biases, whose lowest scale is 0.
         lr: η, the learning rate of the optimizer.
     """
 
     beta1, beta2, eps, clip = 0.9, 0.999, 1e-8, 1.0
 
-    def __init__(self, tau: float, floor: Array, lr: float) -> None:
-        self.tau, self.floor, self.lr = tau, floor, lr
-        self.exp_avg: dict[Branch, Array] = {"objective": np.zeros(len(floor)), "constraint": np.zeros(len(floor))}
-        self.steps: dict[Branch, Array] = {"objective": np.zeros(len(floor)), "constraint": np.zeros(len(floor))}
-        self.exp_avg_sq = np.zeros(len(floor))
+    def __init__(self, tau: float, names: Iterable[str], min_scale: float, lr: float) -> None:
+        self.tau, self.lr = tau, lr
+        self.floor = np.array([0.0 if "bias" in name.rpartition(".")[2] else min_scale for name in names])
+        zeros = np.zeros_like(self.floor)
+        self.exp_avg: dict[Branch, Array] = {"objective": zeros.copy(), "constraint": zeros.copy()}
+        self.steps: dict[Branch, Array] = {"objective": zeros.copy(), "constraint": zeros.copy()}
+        self.exp_avg_sq = zeros
 
     def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array:
         on = np.array([gradient is not None for gradient in gradients]) & (scales != 0)
