@@ -16,7 +16,7 @@ from fused_lwlr.data.streams import imported
 from fused_lwlr.methods.lwlr.init import is_norm
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
-from fused_lwlr.patterns import matches
+from fused_lwlr.patterns import find, matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.recipe import Recipe
@@ -166,14 +166,10 @@ def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scal
 
 def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]:
     """Tells which parameters neither `exclude` nor, with `decay="matrices"`, a normalization leaves out."""
-    named = list(model.named_parameters())
+    names = [name for name, _ in model.named_parameters()]
     for option, patterns in (("--exclude", recipe.exclude), ("--select", recipe.select)):
         for pattern in patterns:
-            if not any(matches(name, [pattern]) for name, _ in named):
-                raise ValueError(
-                    f"{option} {pattern} matches no parameter of {recipe.model}; its parameters are {named[0][0]}, "
-                    f"..., {named[-1][0]}"
-                )
+            find(pattern, names, option, f"parameter of {recipe.model}")
     norms = {
         f"{path}.{part}" for path, module in model.named_modules() if is_norm(module)
         for part, _ in module.named_parameters(recurse=False)

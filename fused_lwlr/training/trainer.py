@@ -186,13 +186,11 @@ class Trainer:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of a pass, averaged over its images or tokens."""
-        recipe = self.recipe
         outputs, targets = next_tokens(outputs, targets)
-        if recipe.loss == "bce":
-            return mixed_binary_cross_entropy(
-                outputs, targets, smoothing=recipe.label_smoothing, threshold=recipe.bce_threshold
-            )
-        return mixed_cross_entropy(outputs, targets, smoothing=recipe.label_smoothing)
+        smoothing, threshold = self.recipe.label_smoothing, self.recipe.bce_threshold
+        if self.recipe.loss == "bce":
+            return mixed_binary_cross_entropy(outputs, targets, smoothing=smoothing, threshold=threshold)
+        return mixed_cross_entropy(outputs, targets, smoothing=smoothing)
 
     def mixed_precision(self) -> AbstractContextManager[Any]:
         """The context of a forward pass."""
@@ -221,7 +219,9 @@ class Trainer:
             # counts the passes of all processes, so that draws do not depend on which process has a pass
             number = micro * self.world.size + self.world.rank
             inputs, targets = self.passes.mixed(batch, self.step, number)
-            self._seed(number)
+            # seeds dropout and stochastic depth
+            [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
+            torch.manual_seed(int(seed))
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
                     loss = self.loss(self.called(inputs), targets) / parts
@@ -250,11 +250,6 @@ class Trainer:
         """Number of steps that the optimizer skipped because of their gradients, with `nonfinite="skip"`."""
         taken = [state["step"] for state in self.optimizer.state.values()]
         return self.step - (int(torch.stack(taken).max()) if taken else 0)
-
-    def _seed(self, number: int) -> None:
-        """Every pass seeds the generators of dropout and stochastic depth."""
-        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
-        torch.manual_seed(int(seed))
 
     def test(self, agree: Agree = no_signals) -> dict[str, Evaluation]:
         """Test the weights ("model") and their averages ("ema") in one pass over the images; the results by name.

@@ -80,7 +80,11 @@ def scale_invariant(
         raise ValueError("model has no parameter of two or more dimensions that requires a gradient")
     parts = {layer.name: layer for layer in layers_of(model) if layer.stop is not None}
     every = [*layers, *(layer for layer in parts.values() if examined(layer.param))]
-    halves = _halves(batch)
+    check_batch(batch)
+    size = samples(batch)
+    if size < 4:
+        raise ValueError(f"batch has {size} samples: at least 4 are needed for two halves")
+    halves = part_of(batch, slice(size // 2)), part_of(batch, slice(size // 2, None))
     # a compiled model ignores new hooks, unless it runs without its compiled code
     compiled = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), as_it_was(model), torch.enable_grad():
@@ -120,14 +124,6 @@ def scale_invariant(
         {name: reasons[name] for name in shown if name in reasons},
         tuple(name for name in shown[len(layers) :] if name not in reasons),
     )
-
-
-def _halves(batch: Any) -> tuple[Any, Any]:
-    check_batch(batch)
-    size = samples(batch)
-    if size < 4:
-        raise ValueError(f"batch has {size} samples: at least 4 are needed for two halves")
-    return part_of(batch, slice(size // 2)), part_of(batch, slice(size // 2, None))
 
 
 def _statistics(

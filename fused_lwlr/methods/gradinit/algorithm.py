@@ -205,7 +205,11 @@ class _Problem:
 
         after, objective = self.network.run(stepped, stream.second(*halves), outside)
         if of_norm is not None and self.penalty is not None:
-            objective = [_sum(one, self.penalty, other) for one, other in zip(objective, of_norm, strict=True)]
+            # a parameter may have a derivative of one of them
+            objective = [
+                one if other is None else (one or 0.0) + self.penalty * other
+                for one, other in zip(objective, of_norm, strict=True)
+            ]
         return GradInitStep(before, after, norm, "objective"), objective
 
     def norm(self, gradients: Params) -> Tensor:
@@ -260,11 +264,6 @@ def _learned(model: nn.Module, network: Network, select: Selector) -> list[bool]
         raise ValueError(f"select={select!r} fits none of {len(found)} parameters that require a gradient")
     selection.check(network.weights, "select=", "parameter that requires a gradient")
     return found
-
-
-def _sum(one: float | None, factor: float, other: float | None) -> float | None:
-    """one + factor · other; None if neither exists."""
-    return one if other is None else (one or 0.0) + factor * other
 
 
 def _gradients(loss: Tensor, params: Params) -> Params:
