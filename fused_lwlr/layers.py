@@ -44,6 +44,12 @@ def split_name(name: str) -> tuple[str, int, int | None]:
     return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
 
 
+def with_parameters(names: Iterable[str]) -> list[str]:
+    """The names of layers, and of the parameters that they are slices of."""
+    names = list(names)
+    return list(dict.fromkeys([*names, *(split_name(name)[0] for name in names)]))
+
+
 def layers_of(model: nn.Module) -> list[Layer]:
     """Returns the layers of a model in the order of its parameters; query, key and value are separate layers.
 

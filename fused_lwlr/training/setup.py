@@ -1,19 +1,21 @@
-"""Data, a model and an optimizer from a recipe."""
+"""Data, a model, layer-wise rates and an optimizer from a recipe."""
 
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 import fused_lwlr
-from fused_lwlr import SGD, AdamW, Lion
+from fused_lwlr import SGD, AdamW, LayerRates, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.check import check_splits
 from fused_lwlr.data.streams import imported
-from fused_lwlr.methods.lwlr.init import is_norm
+from fused_lwlr.layers import layers_of, split_name, with_parameters
+from fused_lwlr.methods.lwlr.init import is_norm, zero_tokens
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import find, matches
@@ -175,3 +177,36 @@ def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]
         for part, _ in module.named_parameters(recurse=False)
     } if recipe.decay == "matrices" else set()  # fmt: skip
     return lambda name, param: name not in norms and not matches(name, recipe.exclude)
+
+
+def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
+    """The layer-wise rates of the file that a recipe names, which must be for this model, or None."""
+    path = recipe.rates
+    if path in ("single", "layerwise"):
+        return None
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"--rates {path}: there is no such file; give one that calibrate wrote, single or layerwise"
+        )
+    try:
+        found = LayerRates.from_json(path)
+    except ValueError as error:
+        raise ValueError(f"--rates {error}") from error
+    names, own = {split_name(name)[0] for name in found}, {name for name, _ in model.named_parameters()}
+    if names != own:
+        lacks = f"that has no {min(names - own)}" if names - own else f"of whose layers it lacks {min(own - names)}"
+        raise ValueError(f"--rates {path} is not for --model {recipe.model}, {lacks}: calibrate this model")
+    return found
+
+
+def excluded(recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
+    """The layers that layer-wise rates leave out: layers that a pattern fits, or by default tokens that start at zero.
+
+    The model has the weights that training starts from, and is not sharded.
+    """
+    if recipe.rates_exclude is None:
+        return zero_tokens(model)
+    known = with_parameters(layer.name for layer in layers_of(model))
+    for pattern in recipe.rates_exclude:
+        find(pattern, known, "--rates-exclude", f"layer of {recipe.model}")
+    return recipe.rates_exclude

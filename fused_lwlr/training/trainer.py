@@ -26,11 +26,10 @@ from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals, until_stopped
 from fused_lwlr.training.passes import Passes
-from fused_lwlr.training.prepare import excluded, rates_of_file
 from fused_lwlr.training.processes import World, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
-from fused_lwlr.training.setup import new_model, new_optimizer
+from fused_lwlr.training.setup import excluded, new_model, new_optimizer, rates_of_file
 from fused_lwlr.training.weights import load_weights
 from fused_lwlr.training.wrapping import check_wrapping, wrap
 
@@ -114,7 +113,7 @@ class Trainer:
                 progress=progress,
             )  # fmt: skip
             self.world.broadcast(self.model, params=True)
-        left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
+        left_out = excluded(recipe, self.model)
         called = wrap(self.model, recipe, self.world)
         self.rates = given
         if recipe.rates == "layerwise":

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.layers import layers_of, split_name
+from fused_lwlr.layers import layers_of, split_name, with_parameters
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.model import as_it_was, loss_of, shown
@@ -75,7 +75,7 @@ def calibrate(
     if not any(layer.param.requires_grad for layer in layers):
         raise ValueError("model has no parameter that requires a gradient: set requires_grad of its parameters")
     patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    names = dict.fromkeys([*(layer.name for layer in layers), *(split_name(layer.name)[0] for layer in layers)])
+    names = with_parameters(layer.name for layer in layers)
     for pattern in patterns:
         find(pattern, names, "exclude=", "layer of the model")  # before minutes are spent
     device = layers[0].param.device

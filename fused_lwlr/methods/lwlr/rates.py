@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fused_lwlr.layers import split_name
+from fused_lwlr.layers import split_name, with_parameters
 from fused_lwlr.patterns import find, matches
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ class LayerRates(Mapping[str, float]):
         Raises:
             ValueError: a pattern matches no layer, or no measured layer is left.
         """
-        names = {*self._eta, *(split_name(name)[0] for name in self._eta)}
         for pattern in patterns:
-            find(pattern, names, "exclude", "layer of these rates")
+            find(pattern, with_parameters(self), "exclude", "layer of these rates")
         left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
         if not left:
             raise ValueError(
