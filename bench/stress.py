@@ -125,7 +125,7 @@ def orders(shapes: Shapes, rule: str, dtype: torch.dtype, device: torch.device, 
     taken = wrong = 0
     while taken < steps and not wrong:
         # lists of items in the last order
-        one.table.cache.clear()
+        one.table.device_tables.clear()
         for _ in range(min(SAME_ORDER, steps - taken)):
             for _, param in named:
                 assert param.grad is not None

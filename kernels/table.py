@@ -63,7 +63,7 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        present: for each parameter, whether it has a gradient in the next step, bool [params].
+        present: one byte for each parameter: 1 if it has a gradient in the next step.
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
         grad_forms: a number that increases whenever strides or lazy bits of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
@@ -82,7 +82,7 @@ class Table:
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.device_tables: dict[tuple[str, ...], Any] = {}
         self.capturable = False
-        self.present = np.array([grad is not None for grad in grads], dtype=bool)
+        self.present = bytes(map(EXISTS, grads))
         self.grad_addresses, self.grad_forms = np.array(addresses_of(grads), dtype=np.int64), 0
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
@@ -96,7 +96,7 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        present = list(map(EXISTS, grads))
+        present = bytes(map(EXISTS, grads))
         there = list(compress(grads, present))
         complete = len(there) == len(grads)
         examples = there if complete else self.examples(grads)
@@ -109,9 +109,9 @@ class Table:
         if not same:
             self._have_same_forms = form_check(examples)
             self.grad_forms += 1
-        self.present = np.array(present, dtype=bool)
+        self.present = present
         self.grad_addresses = np.zeros(len(grads), dtype=np.int64)
-        self.grad_addresses[self.present] = addresses
+        self.grad_addresses[np.frombuffer(present, dtype=bool)] = addresses
         self.columns["grad"] = tuple(grads)
         return True
 
@@ -151,7 +151,7 @@ class Table:
     @property
     def stepped(self) -> np.ndarray:
         """For each row, whether its parameter has a gradient in the last or next step, bool [rows]."""
-        stepped: np.ndarray = self.present[self.tensor_of_row]
+        stepped: np.ndarray = np.frombuffer(self.present, dtype=bool)[self.tensor_of_row]
         return stepped
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:

@@ -68,13 +68,12 @@ class Plan:
     @property
     def has_gradients(self) -> bool:
         """Whether any parameter has a gradient in the last or next step."""
-        return bool(self.table.present.any())
+        return 1 in self.table.present
 
     def stepped(self) -> Tensor:
         """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
-        present = self.table.present.tobytes()
-        if present != self._present:
-            self._present = present
+        if self.table.present != self._present:
+            self._present = self.table.present
             self._stepped = uploaded(torch.from_numpy(self.table.stepped), self.device)
         return self._stepped
 
@@ -86,7 +85,7 @@ class Plan:
     def count(self) -> None:
         """Counts a step of the parameters that had a gradient, if the host counts steps."""
         if self._counts:
-            self.table.steps[self.table.present] += 1
+            self.table.steps[np.frombuffer(self.table.present, dtype=bool)] += 1
 
     def store(self, states: Any, *, stepped: bool) -> None:
         """Stores the state of the members that had a gradient in this step, or of the others."""

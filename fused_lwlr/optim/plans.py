@@ -182,7 +182,7 @@ class Plans:
             return None
 
     def _present_in_tables(self) -> bytes:
-        return b"".join([plan.table.present.tobytes() for plan in self.plans])
+        return b"".join([plan.table.present for plan in self.plans])
 
     def _set_present(self, present: bytes) -> None:
         """Notes which members have a gradient, and which plans are launched."""

@@ -137,11 +137,11 @@ class DeviceTable:
 
     def _accept_gradients(self, table: Table) -> None:
         """Sets the addresses of gradients and the active rows."""
-        others = self._present is None or not np.array_equal(table.present, self._present)
+        others = table.present != self._present
         reshaped = table.grad_forms != self._forms
         self._present, self._forms = table.present, table.grad_forms
         if others:
-            self._activate(table.present)
+            self._activate(np.frombuffer(table.present, dtype=bool))
         if reshaped:
             # also for absent gradients
             self._scratch["grad"] = self._layout.scratch_of(table.examples(table.columns["grad"]))

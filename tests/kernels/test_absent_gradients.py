@@ -203,7 +203,7 @@ def test_only_rows_with_a_gradient_have_work():
             triton.counters.clear()
             triton.step(SGD, table, HYPER["sgd"], scale)
             assert triton.counters["launches"] == 1
-        [device_table] = [each for each in table.cache.values() if isinstance(each, DeviceTable)]
+        [device_table] = [each for each in table.device_tables.values() if isinstance(each, DeviceTable)]
         [listed] = device_table.items.values()
         assert {*listed[:, 0].tolist()} == {*chosen}
         items.append(len(listed))

@@ -120,7 +120,7 @@ def test_counters_are_back_at_zero(operation, device, monkeypatch):
             SCALES["LAMB"].scale(RULES[operation]),
             gated(table, triton, skip=True),
         )
-        (workspace,) = table.cache[columns_of(RULES[operation])].workspaces.values()
+        (workspace,) = table.device_tables[columns_of(RULES[operation])].workspaces.values()
         counters = workspace.tensors[0]
         assert not counters.any()
 
