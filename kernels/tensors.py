@@ -1,10 +1,15 @@
 """Small operations on tensors that both backends and the optimizers use."""
 
+import os
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+
+PROCESS = os.getpid()
+"""The process that imported this package. A child after a fork has another number, and none of its threads. This
+module has it, since a child may be the first to import the compiler."""
 
 
 def wide(tensor: Tensor) -> Tensor:

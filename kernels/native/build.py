@@ -19,9 +19,8 @@ from triton.compiler import ASTSource
 from fused_lwlr.kernels.native.c_library import CompileError, compiler, load_library
 from fused_lwlr.kernels.native.control import write
 from fused_lwlr.kernels.native.ttir import UnsupportedError, parse
+from fused_lwlr.kernels.tensors import PROCESS
 
-PROCESS = os.getpid()
-"""The process that imported this package. A child after a fork has another number, and none of its threads."""
 FLAGS = (
     "-std=gnu11", "-w",
     "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
