@@ -113,7 +113,7 @@ def statistics_kernel(
         )
         sums = visit(
             _add_block, at, (at[0] | at[1]) % ALIGNMENT == 0, stop, (unscale,), 6, DTYPES, None, None, False,
-            BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else max(AT_ONCE // 2, 1), True,
+            BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
         )  # fmt: skip
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])

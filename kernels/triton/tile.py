@@ -153,7 +153,7 @@ def visit(
     MAXIMUM: tl.constexpr = False,  # see `total`
 ):
     """Applies FUNCTION to all blocks of a tile, and returns the totals of its accumulators."""
-    NARROW: tl.constexpr = min(BLOCK, TAIL)
+    NARROW: tl.constexpr = TAIL if BLOCK > TAIL else BLOCK
     begin = tl.zeros([], tl.int32)
     full = (tl.zeros([BLOCK // FOLD if BLOCK > THREADS else BLOCK], tl.float32),) * SUMS
     while (begin + BLOCK * AT_ONCE <= stop) & aligned:

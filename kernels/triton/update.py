@@ -164,7 +164,7 @@ def step_kernel(
     BLOCK: tl.constexpr,  # elements of an item
 ):
     """One step of a rule, a block an item."""
-    NARROW: tl.constexpr = min(BLOCK, TAIL)
+    NARROW: tl.constexpr = TAIL if BLOCK > TAIL else BLOCK
     item = tl.program_id(0)
     while item < item_count:
         row = tl.load(items + 2 * item)
