@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # neighbouring tests share fixtures and kernels: each worker starts with one half of them
 PARALLEL := -n 2 --dist worksteal
 
-.PHONY: demo environments test test-long test-interpreted test-all test-triton-3.6 test-triton-3.7 fashion-mnist fuzz \
-	codegen lint docs dist gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-interpreted test-all test-triton-3.4 test-triton-3.6 test-triton-3.7 \
+	fashion-mnist fuzz codegen lint docs dist gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -44,7 +44,12 @@ test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) --durations=30
 	$(MAKE) test-interpreted
 
-# what runs kernels once more, with the oldest triton that GPU machines around us have
+# what runs kernels once more, with the oldest triton that the package allows
+test-triton-3.4: $(VENV)/.dev $(VENV)/triton-3.4.0
+	PYTHONPATH=$(VENV)/triton-3.4.0 $(BIN)/python -m pytest $(PARALLEL) tests/kernels \
+		-k "kernels and (queue or rounding or statistics or twins and not any_shapes)"
+
+# and with the oldest that GPU machines around us have
 test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6.0
 	PYTHONPATH=$(VENV)/triton-3.6.0 $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/optim/test_scaling_formulas.py \
 		-k "kernels and (codegen or launch or queue or rounding or statistics or twins and not any_shapes) or paper_triton"
@@ -54,7 +59,7 @@ test-triton-3.7: $(VENV)/.dev $(VENV)/triton-3.7.1
 	PYTHONPATH=$(VENV)/triton-3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels/test_codegen.py
 
 # all that the tests above need
-environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
+environments: $(VENV)/.dev $(VENV)/triton-3.4.0 $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
 
 # 4,000 random sequences of operations, other ones on every run
 fuzz: $(VENV)/.dev
