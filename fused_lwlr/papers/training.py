@@ -11,6 +11,7 @@ from torch import nn
 from fused_lwlr import LayerRates
 from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
+from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World, pick_device
@@ -65,7 +66,7 @@ class Trained:
 def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
     """The recipe of a study's training: its own fields, and the fields of `--set`.
 
-    Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`.
+    Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`. Weight decay is the optimizer's default.
 
     Args:
         training: fields by name, as text; they replace others, but `model_args` are added to the study's own.
@@ -76,6 +77,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         ValueError: a recipe has no such field, or a field is out of bounds.
     """
     own: dict[str, Any] = {"rates": "single", "rates_exclude": ()}
+    own["weight_decay"] = WEIGHT_DECAY[fields.get("optimizer", "sgd")]
     if warmup is not None:
         # with `steps` only the fraction of `epochs` counts
         epochs = fields.get("epochs", 1.0)
