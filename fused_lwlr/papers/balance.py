@@ -1,8 +1,5 @@
 """How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates Across
 Layers, Corollary 5.4).
-
-Losses after one and two steps, the width from which equal rates are a local minimum, and the same after up to 512
-steps.
 """
 
 import math

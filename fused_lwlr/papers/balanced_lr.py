@@ -1,7 +1,5 @@
 """Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best learning
 rate (Balancing Learning Rates Across Layers).
-
-The paper's scheduler uses norms, in a linear net and in one with ReLU.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,5 @@
 """Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts (Spreads
 in Effective Learning Rates, Figures 8, 9 and 12).
-
-The three setups of Section 4 over some rates as in Figure 8 (ResNet-110), with and without warm-up as in Figures 9 and
-12.
 """
 
 from typing import Any

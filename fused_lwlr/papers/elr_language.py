@@ -1,7 +1,5 @@
 """A post-LN Transformer on text, by SGD with momentum and decay, with neither, and at one effective learning rate for
 all layers. Each has warm-up or none (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).
-
-The Transformer has a LayerNorm after every layer of a branch.
 """
 
 from collections.abc import Mapping, Sequence

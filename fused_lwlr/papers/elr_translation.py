@@ -2,8 +2,7 @@
 at one effective learning rate for all layers. Each has warm-up or none (Spreads in Effective Learning Rates, Appendix
 B.3 and Figure 12).
 
-The Transformer has a LayerNorm after every layer of a branch. `--data pairs:FILE` translates other sentences, such as
-the paper's Multi30k.
+`--data pairs:FILE` translates other sentences, such as the paper's Multi30k.
 """
 
 import random

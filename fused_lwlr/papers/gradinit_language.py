@@ -1,7 +1,5 @@
 """A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning rates
 and β₂ (GradInit, Table 7 and Figure 3).
-
-Trainings that work without warm-up; the paper's are on IWSLT-14 German to English.
 """
 
 from typing import Any
@@ -19,6 +17,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "warm-up, 1.2 × the steps": {"warmup": WARMUP, "longer": 1.2},
 }
 """GradInit takes as long as 26 steps of training; the last one takes 40 steps more."""
+COLORS = dict(zip(STARTS, ("0.45", "#edae49", "#d1495b", "#00798c"), strict=True))
 ADAMW_LRS = (0.003, 0.0045, 0.0065, 0.009, 0.0125)
 SGD_LRS = (0.15, 0.3, 0.6, 1.2)
 PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("AdamW", "GradInit"): "36.1",
@@ -52,9 +51,5 @@ STUDY = study(
             "(Section 1)",
         ],
     },
-    lines={
-        "panel": ("optimizer", "β₂"),
-        "hue": "start",
-        "palette": dict(zip(STARTS, ("0.45", "#edae49", "#d1495b", "#00798c"), strict=True)),
-    },
+    lines={"panel": ("optimizer", "β₂"), "hue": "start", "palette": COLORS},
 )

@@ -25,11 +25,6 @@ def is_scale(name: str, param: Tensor) -> bool:
     return param.dim() == 1 and name.endswith("weight")
 
 
-def is_no_scale(name: str, param: Tensor) -> bool:
-    """Whether a parameter is not the scale of a normalization."""
-    return not is_scale(name, param)
-
-
 SAME = "as in the authors' scripts"
 ARGUMENTS: dict[str, dict[str, Any] | str] = {
     SAME: {},
@@ -40,7 +35,7 @@ ARGUMENTS: dict[str, dict[str, Any] | str] = {
     "penalty 1": {"penalty": 1.0},
     "no bound": {"gamma": inf},
     "no bound, the same minibatch": {"gamma": inf, "overlap": 1.0},
-    "fixed scales of BN": {"select": is_no_scale},
+    "fixed scales of BN": {"select": lambda name, param: not is_scale(name, param)},
     "only scales of BN": {"select": is_scale},
     "learned scalars": "scalars",
     "AdamW, He": "kaiming",
@@ -103,14 +98,9 @@ def train_variant(init: str, tau: float, **common: Any) -> dict[str, Any]:
     return train_after(lambda trainer: start_(trainer, start, tau), **fields, **common)
 
 
-def best_of(results: Any) -> Any:
-    """The results at the best rates of the scales."""
-    return GRID.best(results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float)))
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Accuracy after the first epoch, and the difference from GradInit as in the authors' scripts."""
-    best = best_of(results)
+    best = GRID.best(results)
     values = {
         "best τ": GRID.rate_of,
         "first epoch %": ("first", "{:.1f}"),
@@ -136,7 +126,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 def draw(results: Any) -> Figure:
     """Accuracy after the first epoch at the best rates, with the standard deviation over seeds."""
-    best = best_of(results)
+    best = GRID.best(results).astype({"first": float})
     models = list(best.model.unique())
     figure, axes_of = panels(len(models))
     for axes, model in zip(axes_of, models, strict=True):

@@ -18,8 +18,6 @@ from fused_lwlr.papers.lwlr_vs_single import FIELDS, MODELS, RATES
 from fused_lwlr.papers.tables import Table, Value, across, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.defaults import learning_rate
-from fused_lwlr.training.setup import new_optimizer
-from fused_lwlr.training.trainer import Trainer
 
 KINDS = ("single", "layerwise")
 
@@ -37,19 +35,13 @@ def measure(model: str, kind: str, **common: Any) -> dict[str, Any]:
     decide a mean of 1 / √v. `eta` are the multipliers of LWLR for all layers.
     """
     recipe = recipe_of(model=model, optimizer="adamw", lr=learning_rate(model, "adamw"), **FIELDS[kind], **common)
-    trainers: list[Trainer] = []
-
-    def made(trainer: Trainer) -> Any:
-        trainers.append(trainer)
-        return new_optimizer(recipe, trainer.model, trainer.rates)
-
-    found = train(recipe, optimizer=made).last
-    [trainer] = trainers
+    found = train(recipe)
+    trainer: Any = found.trainer
     state, correction = trainer.optimizer.state, 1 - recipe.betas[1] ** trainer.step
     weights = [param for param in trainer.model.parameters() if param.dim() > 1]
     variances = [state[weight]["exp_avg_sq"].mean().item() / correction for weight in weights]
     eta = None if trainer.rates is None else list(trainer.rates.values())
-    return {"multiplier": [variance**-0.5 for variance in variances], "eta": eta, **found}
+    return {"multiplier": [variance**-0.5 for variance in variances], "eta": eta, **found.last}
 
 
 def over_seeds(read: Callable[[Any, Any], Any], form: str = "{:.2f}") -> Value:

@@ -1,7 +1,5 @@
 """Test accuracy over learning rate and weight decay, with one rate and with layer-wise rates (Initializing the
 Layer-wise Learning Rate, Figure 6).
-
-In the paper layer-wise rates are not more accurate on CIFAR-100, but tolerate larger rates and more weight decay.
 """
 
 from math import nan

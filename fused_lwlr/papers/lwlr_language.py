@@ -1,7 +1,5 @@
 """A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations (Initializing the
 Layer-wise Learning Rate, Table 1).
-
-The paper has no text; its most similar model is a vision Transformer.
 """
 
 from fused_lwlr.papers import lwlr_vs_single
@@ -17,6 +15,7 @@ RATES = {"single": "single", "layerwise": "layer-wise", "longer": "single, 1.15 
 CALIBRATION = 30
 """Minibatches."""
 LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}
+COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
 PAPER = {
     (optimizer, STARTS["lwlr"], RATES[rates]): f"{accuracy:.2f}"
     for (net, optimizer), figures in lwlr_vs_single.PAPER.items() if net == "vit"
@@ -57,10 +56,5 @@ STUDY = study(
             "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",
         ],
     },
-    lines={
-        "panel": ("optimizer",),
-        "hue": "rates",
-        "style": "initialization",
-        "palette": dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True)),
-    },
+    lines={"panel": ("optimizer",), "hue": "rates", "style": "initialization", "palette": COLORS},
 )

@@ -56,7 +56,7 @@ def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
         recipe, model=model, tuned=True,
         optimizer=lambda trainer: new_optimizer(recipe, trainer.model, given or trainer.rates),
     )  # fmt: skip
-    rates = given or found.rates or dict.fromkeys(weights, 1.0)
+    rates = given or (found.trainer and found.trainer.rates) or dict.fromkeys(weights, 1.0)
     return {**found.last, "layers": weights, "eta": [rates[name] for name in weights]}
 
 

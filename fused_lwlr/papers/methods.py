@@ -1,7 +1,5 @@
 """Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise Learning
 Rate, Figure 7, Table 2 and Figure 1).
-
-Figure 7 has training losses, Table 2 and Figure 1 accuracies.
 """
 
 from itertools import pairwise

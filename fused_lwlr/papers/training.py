@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from fused_lwlr import LayerRates
 from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.training.defaults import WEIGHT_DECAY
@@ -30,7 +29,7 @@ class Trained:
         curve: for text, (steps taken, test loss in nats a token) at every evaluation.
         val_loss: loss after the last step on the data held out for choices; None without such data, or if it diverged.
         problem: the reason if it ended before its last step, or None.
-        rates: the layer-wise rates that it used, or None.
+        trainer: as the training left it.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -38,7 +37,7 @@ class Trained:
     curve: list[tuple[int, float]] = field(default_factory=list)
     val_loss: float | None = None
     problem: str | None = None
-    rates: LayerRates | None = None
+    trainer: Trainer | None = None
 
     def add(self, record: Record) -> None:
         """Receive a record of the loop."""
@@ -122,7 +121,7 @@ def train(
     fit, held_out = hold_out(data) if tuned else (data, None)
     trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
-    found = Trained(rates=trainer.rates)
+    found = Trained(trainer=trainer)
     try:
         Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
     except DivergedError as error:
