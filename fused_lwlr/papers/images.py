@@ -1,6 +1,6 @@
 """Studies on small images that compare ways to train, each at the best learning rate of its ladder."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fused_lwlr.papers.framework import Job, Settings
@@ -32,21 +32,14 @@ def last(arms: Mapping[str, Mapping[str, Any]], arm: str, **common: Any) -> dict
     return train(recipe_of(**{**FIELDS, **arms[arm], **common}), tuned=True).last
 
 
-def jobs(
-    settings: Settings,
-    function: Callable[..., dict[str, Any]],
-    form: str,
-    cells: Iterable[dict[str, Any]],
-    *,
-    side: int | None = SIDE,
-    seeds: int | None = CHOOSING,
-) -> list[Job]:
+def jobs(settings: Settings, *given: Any, side: int | None = SIDE, seeds: int | None = CHOOSING) -> list[Job]:
     """As `settings.jobs`, without augmentation.
 
     Args:
+        given: function, form and cells of `settings.jobs`.
         side: of the images of Fashion-MNIST, unless `--set` has another; None for all pixels.
         seeds: how many, or None for all; by default the seeds that choose.
     """
     small = side and settings.data == "fashion-mnist" and "image_size" not in settings.training
     common = {"augmentation": "none", **settings.common} | ({"image_size": side} if small else {})
-    return settings.jobs(function, form, cells, seeds=seeds, common=common)
+    return settings.jobs(*given, seeds=seeds, common=common)
