@@ -1,8 +1,5 @@
 """How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates Across
 Layers, Corollary 5.4).
-
-Losses after one and two steps, the width from which equal rates are a local minimum, and the same after up to 512
-steps.
 """
 
 import math
@@ -17,7 +14,7 @@ from matplotlib.figure import Figure
 from fused_lwlr import balance
 from fused_lwlr.papers.figures import panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Table, cell, summary
+from fused_lwlr.papers.tables import Table, Values, cell, summary
 
 WIDTH = 1000
 """Width of the paper's figures."""
@@ -39,16 +36,13 @@ FITTED = 1e-24
 
 def jobs(settings: Settings) -> list[Job]:
     """Losses for every seed, and the curvature at equal rates for every α."""
-    h, few = (40, 2) if settings.quick else (WIDTH, None)
+    h = 40 if settings.quick else WIDTH
     of_seeds = [{"layers": layers, "alpha": alpha, "h": h} for layers, alpha in ALPHA.items()]
-    of_alphas = [(layers, alpha) for layers, alphas in ALPHAS.items() for alpha in alphas[:few]]
-    return [
-        *settings.jobs(losses, "losses-{layers}layers-seed{seed}", of_seeds, common={}),
-        *(
-            Job("equal-{layers}layers-alpha{any_alpha:g}", equal_rates, {"layers": layers, "any_alpha": alpha, "h": h})
-            for layers, alpha in of_alphas
-        ),
-    ]
+    of_alphas = [
+        Job("equal-{layers}layers-alpha{any_alpha:g}", equal_rates, {"layers": layers, "any_alpha": alpha, "h": h})
+        for layers, alphas in ALPHAS.items() for alpha in settings.few(alphas, 2)
+    ]  # fmt: skip
+    return [*settings.jobs(losses, "losses-{layers}layers-seed{seed}", of_seeds, common={}), *of_alphas]
 
 
 def losses(layers: int, alpha: float, h: int, seed: int) -> dict[str, Any]:
@@ -72,16 +66,14 @@ def equal_rates(layers: int, any_alpha: float, h: int) -> dict[str, Any]:
     above 10⁶.
     """
 
-    def exact(h: int, steps: int) -> float | None:
-        return curvature(lambda a, b: balance.full_gradient_loss(a, b, h, steps, layers), h**any_alpha)
+    def found(loss: Callable[..., Any], h: int, *steps: int) -> float | None:
+        return curvature(lambda a, b: loss(a, b, h, *steps, layers), h**any_alpha)
 
-    def closed(h: int) -> float | None:
-        return curvature(lambda a, b: balance.two_step_loss(a, b, h, layers), h**any_alpha)
-
+    exact, closed = balance.full_gradient_loss, balance.two_step_loss
     return {
-        "curvature": [exact(h, steps) for steps in STEPS],
-        "closed_width": first_width(lambda h: (closed(h) or 0.0) > 0),
-        "exact_width": first_width(lambda h: (exact(h, 2) or 0.0) > 0),
+        "curvature": [found(exact, h, steps) for steps in STEPS],
+        "closed_width": first_width(lambda h: (found(closed, h) or 0.0) > 0),
+        "exact_width": first_width(lambda h: (found(exact, h, 2) or 0.0) > 0),
     }
 
 
@@ -123,6 +115,11 @@ def divisions(results: Any) -> Any:
     ])  # fmt: skip
 
 
+def after(steps: int) -> str:
+    """A number of steps, in words."""
+    return f"{steps} step{'s' * (steps > 1)}"
+
+
 def word(value: float | None) -> str:
     """A curvature of `equal_rates` in a word."""
     return "-" if value is None else "fitted" if value == 0 else "yes" if value > 0 else "no"
@@ -131,45 +128,37 @@ def word(value: float | None) -> str:
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Losses, and the steps and widths for which equal rates are best."""
     h = results.h.iloc[0]
-    first = summary(
-        "loss at rates (1 ± p) · h^α",
-        divisions(results),
-        {"layers": "layers", "α": "alpha", "steps": "steps", "p": "part"},
-        {
-            "paper's formula": lambda of: f"{of.closed.iloc[0]:.4f}",
-            "exact": lambda of: f"{of.exact.iloc[0]:.4f}",
-            "trained": ("trained", "{:.4f}"),
-            "trained, over p = 0, %": lambda of: cell(100 * (of.multiple - 1), "{:+.2f}") if of.part.iloc[0] else "0",
-        },
-        [
-            f"h = {h:g}; trained: full gradient, mean ± standard deviation over {results.seed.nunique()} seeds of "
-            "weights and teacher",
-            "formula: for the signal only, with vectors of norm 1; for two layers and one step it comes from the "
-            "paper, otherwise from the authors' code; for three layers and one step it lacks the term 2η₁η₂ / h³ (here "
-            "0.002)",
-        ],
-    )
+    values: Values = {
+        "paper's formula": lambda of: f"{of.closed.iloc[0]:.4f}",
+        "exact": lambda of: f"{of.exact.iloc[0]:.4f}",
+        "trained": ("trained", "{:.4f}"),
+        "trained, over p = 0, %": lambda of: cell(100 * (of.multiple - 1), "{:+.2f}") if of.part.iloc[0] else "0",
+    }
+    trained = [
+        f"h = {h:g}; trained: full gradient, mean ± standard deviation over {results.seed.nunique()} seeds of weights "
+        "and teacher",
+        "formula: for the signal only, with vectors of norm 1; for two layers and one step it comes from the paper, "
+        "otherwise from the authors' code; for three layers and one step it lacks the term 2η₁η₂ / h³ (here 0.002)",
+    ]
     rows = []
     for of in results.dropna(subset="any_alpha").itertuples():
         widths = ["none" if math.isnan(width) else f"{width:.0f}" for width in (of.closed_width, of.exact_width)]
         sum_of_rates = f"{2 * of.h**of.any_alpha:,.0f}"
         rows.append([f"{of.layers:g}", f"{of.any_alpha:g}", sum_of_rates, *map(word, of.curvature), *widths])
     rows.append(["paper", "", "", "no", *["yes"] * (len(STEPS) - 1), "large", "large"])
-    after = [f"{steps} step{'s' * (steps > 1)}" for steps in STEPS]
-    second = Table(
-        "whether equal rates are a local minimum",
-        ["layers", "α", "η₁ + η₂", *after, "2 steps, formula: h from", "exact: h from"],
-        rows,
-        [
-            f"exact loss, h = {h:g}, rates (1 ± {NEAR:g}) · h^α against equal ones; -: training diverges; fitted: the "
-            f"loss is below {FITTED:g}, which is rounding; none: at no width to 10⁶",
-            "the authors' code has sums of 27,000 to 63,000 for two layers, and of 30 to 100 for three",
-            "paper: Corollary 5.4, of two layers for 1 < α ≤ 1.5 and large h, of three with the critical rate h; later "
-            "steps from its trainings",
-        ],
-        labels=3,
-    )
-    return [first, second]
+    names = ["layers", "α", "η₁ + η₂", *map(after, STEPS), "2 steps, formula: h from", "exact: h from"]
+    equal = [
+        f"exact loss, h = {h:g}, rates (1 ± {NEAR:g}) · h^α against equal ones; -: training diverges; fitted: the loss "
+        f"is below {FITTED:g}, which is rounding; none: at no width to 10⁶",
+        "the authors' code has sums of 27,000 to 63,000 for two layers, and of 30 to 100 for three",
+        "paper: Corollary 5.4, of two layers for 1 < α ≤ 1.5 and large h, of three with the critical rate h; later "
+        "steps from its trainings",
+    ]
+    labels = {"layers": "layers", "α": "alpha", "steps": "steps", "p": "part"}
+    return [
+        summary("loss at rates (1 ± p) · h^α", divisions(results), labels, values, trained),
+        Table("whether equal rates are a local minimum", names, rows, equal, labels=3),
+    ]
 
 
 def draw(results: Any) -> Figure:
@@ -181,8 +170,7 @@ def draw(results: Any) -> Figure:
         for (steps, of), color in zip(of_layers.groupby("steps"), ("C0", "C3"), strict=True):
             one = of[of.seed == 0]
             for name, curve, style in (("exact", one.exact, "-"), ("formula", one.closed, "--")):
-                label = f"{steps} step{'s' * (steps > 1)}, {name}"
-                axes.plot(one.part, curve / curve.iloc[0], style, color=color, label=label)
+                axes.plot(one.part, curve / curve.iloc[0], style, color=color, label=f"{after(steps)}, {name}")
             axes.plot(of.part, of.multiple, ".", color=color, markersize=4)
         axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss / loss at equal rates")
         title = f"{layers:g} layers, h = {results.h.iloc[0]:g}, α = {of_layers.alpha.iloc[0]:g}; dots: trained"
@@ -191,4 +179,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study("balance", __doc__, jobs, tables, draw, epochs=None, options="seeds")
+STUDY = Study("balance", __doc__, jobs, tables, draw, options="seeds")

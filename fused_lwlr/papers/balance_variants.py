@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fused_lwlr import balance
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.balance import FITTED
+from fused_lwlr.papers.balance import FITTED, after
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell, summary
 
@@ -83,30 +83,23 @@ def compared(of: Any, step: int) -> str:
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """By how much the loss is higher where rates differ."""
-    after: Any = {f"{steps} step{'s' * (steps > 1)}": partial(compared, step=i) for i, steps in enumerate(STEPS)}
-    first = summary(
-        "whether equal rates are better than others",
-        results.assign(alpha=[VARIANTS[variant][1] for variant in results.variant]),
-        {"network": "variant", "α": "alpha"},
-        after,
-        [
-            f"h = {results.h.iloc[0]:g}, {settings.seeds} seeds of weights and teacher; yes: the loss is "
-            f"higher with η₁ higher by {100 * PART:g} % and with η₁ lower by {100 * PART:g} %, where the other trained "
-            "layers share the rest of the sum of rates equally; no: it is lower with one of them; both by a paired t "
-            f"test over seeds, p < {comparison.LEVEL:g}",
-            f"diverges: a training does; fitted: the loss is below {FITTED:g}, which is rounding",
-            "paper: its trainings at h = 1000, in words; weights are orthogonal unless a row says Gaussian; noise: "
-            "variance 0.001 with two layers, 0.01 with three",
-        ],
-    )
-    of_divisions = pandas.DataFrame({"division": [f"{sign}{100 * PART:g} %" for sign in "+-"]})
-    second = summary(
-        "loss in comparison with equal rates, in %",
-        results.merge(of_divisions, how="cross"),
-        {"network": "variant", "η₁": "division"},
-        after,
-        [f"mean ± standard deviation over {settings.seeds} seeds"],
-    )
+    steps: Any = {after(steps): partial(compared, step=i) for i, steps in enumerate(STEPS)}
+    notes = [
+        f"h = {results.h.iloc[0]:g}, {settings.seeds} seeds of weights and teacher; yes: the loss is higher with η₁ "
+        f"higher by {100 * PART:g} % and with η₁ lower by {100 * PART:g} %, where the other trained layers share the "
+        "rest of the sum of rates equally; no: it is lower with one of them; both by a paired t test over seeds, p < "
+        f"{comparison.LEVEL:g}",
+        f"diverges: a training does; fitted: the loss is below {FITTED:g}, which is rounding",
+        "paper: its trainings at h = 1000, in words; weights are orthogonal unless a row says Gaussian; noise: "
+        "variance 0.001 with two layers, 0.01 with three",
+    ]
+    alphas = results.assign(alpha=[VARIANTS[variant][1] for variant in results.variant])
+    labels = {"network": "variant", "α": "alpha"}
+    first = summary("whether equal rates are better than others", alphas, labels, steps, notes)
+    signs = pandas.DataFrame({"division": [f"{sign}{100 * PART:g} %" for sign in "+-"]})
+    over = [f"mean ± standard deviation over {settings.seeds} seeds"]
+    labels, of = {"network": "variant", "η₁": "division"}, results.merge(signs, how="cross")
+    second = summary("loss in comparison with equal rates, in %", of, labels, steps, over)
     return [replace(first, rows=[*first.rows, ["paper", "", "no", *["yes"] * (len(STEPS) - 1)]]), second]
 
 
@@ -127,4 +120,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study("balance-variants", __doc__, jobs, tables, draw, epochs=None, options="seeds width")
+STUDY = Study("balance-variants", __doc__, jobs, tables, draw, options="seeds width")

@@ -1,7 +1,5 @@
 """Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best learning
 rate (Balancing Learning Rates Across Layers).
-
-The paper's scheduler uses norms, in a linear net and in one with ReLU.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,17 +17,16 @@ from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, cell, summary, where
+from fused_lwlr.papers.tables import Table, across, cell, summary
 from fused_lwlr.papers.training import recipe_of
 from fused_lwlr.training.setup import load_data
 
-NETS = ("linear net", "ReLU net")
 ARMS = ("one rate", "BalancedLR")
 LRS = {
     "linear net": (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.12),
     "ReLU net": (0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8),
 }
-GRID = Grid(("net", "arm"), score="steps", outcome="steps")
+GRID = Grid({"net": "net", "rates": "arm"}, score="steps", outcome="steps", rivals={"BalancedLR": "one rate"})
 IMAGES = 500
 """Number of images, the first ones of the training data."""
 LOSS = 1e-3
@@ -38,8 +35,7 @@ LOSS = 1e-3
 
 def jobs(settings: Settings) -> list[Job]:
     """Both nets and arms at all rates."""
-    few = 2 if settings.quick else None
-    cells = [{"net": net, "arm": arm, "lr": lr} for net in NETS for arm in ARMS for lr in LRS[net][:few]]
+    cells = [{"net": net, "arm": arm, "lr": lr} for net in LRS for arm in ARMS for lr in settings.few(LRS[net], 2)]
     common = {"most": settings.steps, "data": settings.data}
     return settings.jobs(measure, "{net}-{arm}-lr{lr:g}-seed{seed}", cells, common=common)
 
@@ -97,38 +93,31 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         text = cell(reached, "{:.1f}")
         return text if len(reached) == len(of) else f"{text} ({len(of) - len(reached)} of {len(of)} not)"
 
-    first = summary(
-        f"steps to a training loss of {LOSS:g}, each at its best learning rate",
-        best,
-        {"net": "net", "rates": "arm"},
-        {
-            "best lr": GRID.rate_of,
-            "steps": steps,
-            comparison.COLUMNS: GRID.over(best, {"BalancedLR": "one rate"}, "steps", "{:+.1f}", lower_is_better=True),
-            "norms apart at first": lambda of: cell([apart[0] for apart in of.apart]),
-            "at last": lambda of: cell([apart[1] for apart in of.apart]),
-        },
-        [
-            f"gradient descent on whole batches to a training loss of {LOSS:g}; {IMAGES} images of {settings.data} for "
-            f"the ReLU net; mean ± standard deviation over {settings.seeds} seeds",
-            f"best lr: fewest steps of {len(LRS[NETS[0]])}, mean over seeds",
-            comparison.NOTE,
-            "norms apart: 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR",
-            "paper: the norms come together, and losses are lower than with one rate, without numbers",
-        ],
-    )
-    of_arms = {arm: where("arm", arm, steps) for arm in ARMS}
-    second = summary("steps at all learning rates", results, {"net": "net", "lr": "lr"}, of_arms, ["not: in no seed"])
-    return [first, second]
+    values = {
+        "best lr": GRID.rate_of,
+        "steps": steps,
+        **GRID.over(best, "steps", "{:+.1f}", lower_is_better=True),
+        "norms apart at first": lambda of: cell([apart[0] for apart in of.apart]),
+        "at last": lambda of: cell([apart[1] for apart in of.apart]),
+    }
+    notes = [
+        f"gradient descent on whole batches to a training loss of {LOSS:g}; {IMAGES} images of {settings.data} for the "
+        f"ReLU net; mean ± standard deviation over {settings.seeds} seeds",
+        f"best lr: fewest steps of {len(LRS['ReLU net'])}, mean over seeds",
+        comparison.NOTE,
+        "norms apart: 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR",
+        "paper: the norms come together, and losses are lower than with one rate, without numbers",
+    ]
+    title = f"steps to a training loss of {LOSS:g}, each at its best learning rate"
+    of_arms = across("arm", ARMS, {"{}": steps})
+    every = summary("steps at all learning rates", results, {"net": "net", "lr": "lr"}, of_arms, ["not: in no seed"])
+    return [summary(title, best, GRID.by, values, notes), every]
 
 
 def draw(results: Any) -> Figure:
     """Steps over the learning rate."""
     names = ("learning rate", f"steps to a loss of {LOSS:g}")
-    facets = {"sharex": False, "sharey": False}
-    return bands(results, x="lr", y="steps", labels=names, log="", hue="arm", col="net", facet_kws=facets)
+    return bands(results, x="lr", y="steps", labels=names, log="", hue="arm", panel=("net",), free="xy")
 
 
-STUDY = Study(
-    "balanced-lr", __doc__, jobs, tables, draw, grid=GRID, epochs=None, steps=1000, options="data steps seeds"
-)
+STUDY = Study("balanced-lr", __doc__, jobs, tables, draw, grid=GRID, steps=1000, options="data steps seeds")

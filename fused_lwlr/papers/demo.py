@@ -78,15 +78,12 @@ def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
 def tables(settings: Settings, results: Any) -> list[Table]:
     """One table, with a sentence on each comparison below; `quick` has no comparisons."""
     rows = [[of.task, of.name, of.needs, f"{of.lr:g}", cell(of.found(results).loss)] for of in ENTRIES]
-    if settings.quick:
-        said = [f"--quick is a smoke test: {settings.steps} steps say nothing about the methods"]
-    else:
-        said = [sentence(results, entry) for entry in ENTRIES if entry.needs]
+    smoke = f"--quick is a smoke test: {settings.steps} steps say nothing about the methods"
     notes = [
         f"{settings.over}; loss in nats a character; each at its own best learning rate, found beforehand",
         f"{ADAMW}: 8 blocks, PyTorch's initialization; {SGD}: 6 blocks with LayerNorm after every layer, Xavier's "
         f"initialization; {LAYERS}: 6 blocks; longer: 1.2 and 1.15 times the steps",
-        *said,
+        *([smoke] if settings.quick else [sentence(results, entry) for entry in ENTRIES if entry.needs]),
     ]
     columns = ["task", "training", "needs", "lr", "held-out loss"]
     return [Table("small Transformers on text", columns, rows, notes, labels=3)]
@@ -144,15 +141,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    "demo",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    epochs=None,
-    steps=200,
-    data="python-docs",
-    least_seeds=1,
-    options="steps seeds",
-)
+STUDY = Study("demo", __doc__, jobs, tables, draw, steps=200, data="python-docs", least_seeds=1, options="steps seeds")

@@ -1,11 +1,7 @@
 """Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts (Spreads
 in Effective Learning Rates, Figures 8, 9 and 12).
-
-The three setups of Section 4 over some rates as in Figure 8 (ResNet-110), with and without warm-up as in Figures 9 and
-12.
 """
 
-from itertools import product
 from typing import Any
 
 import pandas
@@ -16,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import ELR, SGD, AdamW, Lion, ScaleInvariant, scale_invariant
 from fused_lwlr.models.deep import NAME, kaiming_init_
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band, panels, shared_legend
+from fused_lwlr.papers.figures import band, panels, shared_legend, unrolled
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, summary, where
+from fused_lwlr.papers.tables import Table, Values, across, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -35,16 +31,16 @@ SETUPS: dict[str, list[dict[str, Any]]] = {
     "neither": [{**NEITHER, "lr": lr, "goal": None} for lr in (0.1, 0.03, 0.3)],
     "constrained": [{**NEITHER, "lr": 0.3, "goal": goal} for goal in (0.05, 0.03, 0.1)],
 }
-GRID = Grid(("model", "setup", "warmup"), rate="rate")
+GRID = Grid({"net": "model", "SGD with": "setup", "warm-up": "warmup"}, rate="rate")
 COLORS = {"momentum, decay": "#edae49", "neither": "#00798c", "constrained": "#d1495b"}
 
-PAPER: dict[tuple[str, bool], tuple[str, str, str]] = {
-    ("momentum, decay", False): ("34.0 at most", "77.3", "diverged"),
-    ("momentum, decay", True): ("", "78.1", "1.310"),
-    ("neither", False): ("34.0 at most", "73.1", "1.385"),
-    ("neither", True): ("", "74.5", "1.383"),
-    ("constrained", False): ("73.9", "75.2", "1.285"),
-    ("constrained", True): ("", "76.9", ""),
+PAPER = {
+    ("momentum, decay", "no"): ("34.0 at most", "77.3", "diverged"),
+    ("momentum, decay", "yes"): ("", "78.1", "1.310"),
+    ("neither", "no"): ("34.0 at most", "73.1", "1.385"),
+    ("neither", "yes"): ("", "74.5", "1.383"),
+    ("constrained", "no"): ("73.9", "75.2", "1.285"),
+    ("constrained", "yes"): ("", "76.9", ""),
 }
 """Setup, warm-up -> Figure 8 (ResNet-110 NoShort, CIFAR-10, test accuracy in %; for "conventional training" only the
 best), Figure 9 (ImageNet, top-1 in %, without warm-up the better of two goals), Figure 12 (Transformer, perplexity)."""
@@ -61,14 +57,13 @@ def nets(model: str | None) -> list[str]:
 
 def jobs(settings: Settings) -> list[Job]:
     """Every setup at every rate without warm-up; with warm-up without shortcuts only."""
-    models = nets(settings.model)
-    nets_and_warmups = [(models[0], 0.0), (models[0], WARMUP), *((model, 0.0) for model in models[1:])]
+    first, *others = nets(settings.model)
+    nets_and_warmups = [(first, 0.0), (first, WARMUP), *((model, 0.0) for model in others)]
     cells = [
         {"model": model, "setup": setup, "warmup": warmup, **of}
-        for model, warmup in nets_and_warmups[: 2 if settings.quick else None]
-        for setup, rates in SETUPS.items()
-        for of in rates[: 1 if settings.quick else None]
-    ]
+        for model, warmup in settings.few(nets_and_warmups, 2)
+        for setup, rates in SETUPS.items() for of in settings.few(rates, 1)
+    ]  # fmt: skip
     return settings.jobs(measure, "{model}-{setup}-lr{lr:g}-goal{goal}-warmup{warmup:g}-seed{seed}", cells)
 
 
@@ -113,18 +108,18 @@ def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
     return layers
 
 
-def top(results: Any) -> Any:
-    """The results at the best rate of each arm, by net and setup, without warm-up first."""
-    arms = GRID.arms(GRID.best(with_rates(results)))
-    every = product(results.model.unique(), results.setup.unique(), sorted(results.warmup.unique()))
-    return pandas.concat([arms[arm] for arm in every if arm in arms])
-
-
-def with_rates(results: Any) -> Any:
-    """The results with a name for each rate and goal, and a word for the warm-up."""
+def by_setup(results: Any, *columns: str) -> Any:
+    """The results by net and setup, and within these by some columns; with a name for each rate and goal."""
     goals = [f", goal {goal:g}" if goal else "" for goal in results.goal.fillna(0.0)]
     rates = [f"{lr:g}{goal}" for lr, goal in zip(results.lr, goals, strict=True)]
-    return results.assign(rate=rates, warm=["yes" if warmup else "no" for warmup in results.warmup])
+    named = results.assign(rate=rates, warm=results.warmup.map({0.0: "no", WARMUP: "yes"}))
+    setups = named.groupby(["model", "setup"], sort=False)
+    return pandas.concat([of.sort_values(list(columns), kind="stable") for _, of in setups])
+
+
+def top(results: Any) -> Any:
+    """The results at the best rate of each arm, by net and setup, without warm-up first."""
+    return GRID.best(by_setup(results, "warmup"))
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -132,52 +127,42 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     best = top(results)
 
     def paper(of: Any) -> tuple[str, str, str]:
-        model, setup, warmup = of[list(GRID.by)].iloc[0]
-        return PAPER[setup, warmup > 0] if model == best.model.iloc[0] else ("", "", "")
+        model, *arm = of[["model", "setup", "warm"]].iloc[0]
+        return PAPER[tuple(arm)] if model == best.model.iloc[0] else ("", "", "")
 
-    first = summary(
-        "one effective learning rate",
-        best,
-        {"net": "model", "SGD with": "setup", "warm-up": "warm", "best lr": "rate"},
-        {
-            "test accuracy %": ("test_accuracy", "{:.1f}"),
-            "training loss": ("train_loss", "{:.2f}"),
-            ("paper: Figure 8", "Figure 9", "Figure 12"): paper,
-        },
-        [
-            f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
-            "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in "
-            "%; Figure 12, Transformer, perplexity",
-        ],
-    )
-    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
-    columns = {
-        f"{name}, warm-up {warmup:g}": where("warmup", warmup, of)
-        for name, of in values.items() for warmup in results.warmup.unique()
-    }  # fmt: skip
-    setups = with_rates(results).groupby(["model", "setup"], sort=False)
-    ordered = pandas.concat([of.sort_values(["lr", "goal"], kind="stable") for _, of in setups])
+    values: Values = {
+        "test accuracy %": ("test_accuracy", "{:.1f}"),
+        "training loss": ("train_loss", "{:.2f}"),
+        ("paper: Figure 8", "Figure 9", "Figure 12"): paper,
+    }
+    notes = [
+        f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
+        "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in %; "
+        "Figure 12, Transformer, perplexity",
+    ]
+    labels = {"net": "model", "SGD with": "setup", "warm-up": "warm", "best lr": "rate"}
+    first = summary("one effective learning rate", best, labels, values, notes)
+    each = {"held-out loss, warm-up {:g}": ("val_loss", "{:.3f}"), "test %, warm-up {:g}": ("test_accuracy", "{:.1f}")}
+    columns = across("warmup", results.warmup.unique(), each)
     labels = {"net": "model", "SGD with": "setup", "lr": "rate"}
-    return [first, differences(best), summary("all learning rates", ordered, labels, columns)]
+    return [first, differences(best), summary("all learning rates", by_setup(results, "lr", "goal"), labels, columns)]
 
 
 def differences(best: Any) -> Table:
     """Seed by seed, between the best rates."""
     arms, rows = GRID.arms(best), []
-    for i, model in enumerate(best.model.unique()):
-        plain = [arms[arm] for setup in ("momentum, decay", "neither") if (arm := (model, setup, 0.0)) in arms]
-        ours = arms.get((model, "constrained", 0.0))
-        if ours is not None and plain:
-            strongest = min(plain, key=lambda of: GRID.scores(of).iloc[0])
-            over = comparison.against(ours, strongest, "test_accuracy", "{:+.1f}")
-            said = "slightly above 0" if i else "+39.9"
-            rows.append([f"{model}: constrained minus the best of the others, no warm-up", *over, said])
+
+    def compare(text: str, of: Any, rival: Any, said: str) -> None:
+        rows.append([text, *comparison.against(of, rival, "test_accuracy", "{:+.1f}"), said])
+
+    for said, model in zip(("+39.9", "slightly above 0"), best.model.unique(), strict=False):
+        ours, *plain = (arms[model, setup, 0.0] for setup in ("constrained", "momentum, decay", "neither"))
+        strongest = min(plain, key=lambda of: GRID.scores(of).iloc[0])
+        compare(f"{model}: constrained minus the best of the others, no warm-up", ours, strongest, said)
     for (model, setup, warmup), of in arms.items():
-        without = arms.get((model, setup, 0.0))
-        if warmup and without is not None:
+        if warmup:
             said = "no gain" if setup == "constrained" else "above 0"
-            over = comparison.against(of, without, "test_accuracy", "{:+.1f}")
-            rows.append([f"{model}, {setup}: warm-up minus none", *over, said])
+            compare(f"{model}, {setup}: warm-up minus none", of, arms[model, setup, 0.0], said)
     notes = [
         comparison.NOTE,
         "paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint",
@@ -188,20 +173,21 @@ def differences(best: Any) -> Table:
 
 def draw(results: Any) -> Figure:
     """Test accuracy over rates, and over epochs at the best rates."""
-    models, best = list(results.model.unique()), top(results)
-    figure, (*ranges, epochs) = panels(1 + len(models), height=3)
+    results = results.assign(**{"warm-up": results.warmup})
+    rates = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float))
+    figure, (*ranges, epochs) = panels(1 + results.model.nunique(), height=3)
     style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
     name = "test accuracy in %"
-    results = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float), **{"warm-up": results.warmup})
-    for axes, model in zip(ranges, models, strict=True):
-        of, names = results[results.model == model], ("learning rate (× goal)", name)
+    for axes, (model, of) in zip(ranges, rates.groupby("model", sort=False), strict=True):
+        names = ("learning rate (× goal)", name)
         band(axes, of, x="rate", y="test_accuracy", labels=names, title=model, marker="o", **style)
-    curves = best[(best.model == models[0]) & best.accuracies.notna()].explode("accuracies")
-    curves = curves.assign(epoch=curves.groupby("name").cumcount() + 1, **{"warm-up": curves.warmup})
-    title = f"{models[0]}, best rates"
+    best = top(results)
+    first = best.model.iloc[0]
+    curves = unrolled(best[best.model == first], "accuracies", "epoch", start=1)
+    title = f"{first}, best rates"
     band(epochs, curves, x="epoch", y="accuracies", labels=("epoch", name), title=title, log="", **style)
     shared_legend(*ranges, epochs)
     return figure
 
 
-STUDY = Study("elr-constrained", __doc__, jobs, tables, draw, grid=GRID)
+STUDY = Study("elr-constrained", __doc__, jobs, tables, draw, grid=GRID, epochs=10)

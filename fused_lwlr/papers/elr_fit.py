@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder, simulate
-from fused_lwlr.methods.elr.history import draw_layers
 from fused_lwlr.papers.elr_constrained import scale_invariant_layers
+from fused_lwlr.papers.elr_simulation import lines
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, trainer_of
@@ -29,8 +29,7 @@ CONSTANT = 10**6
 def jobs(settings: Settings) -> list[Job]:
     """Every rate with every momentum."""
     same = {"model": settings.model or MODEL, "steps": 2 if settings.quick else STEPS}
-    momenta = MOMENTA[: 1 if settings.quick else None]
-    cells = [{**same, "momentum": momentum, "lr": lr} for momentum in momenta for lr in LRS]
+    cells = [{**same, "momentum": momentum, "lr": lr} for momentum in settings.few(MOMENTA, 1) for lr in LRS]
     return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", cells)
 
 
@@ -97,10 +96,7 @@ def draw(results: Any) -> Figure:
     grid = figure.subplots(max(len(means), 1), 2, squeeze=False, sharex=True, sharey="row")
     for row, (momentum, lr, measured, predicted) in zip(grid, means, strict=False):
         for axes, name, values in zip(row, ("model", "measured"), (predicted, measured), strict=True):
-            draw_layers(axes, range(len(values)), values)
-            axes.set(yscale="log", xlabel="step")
-            axes.set_title(f"{name}, λ = {lr:g}, momentum {momentum:g}", fontsize="medium")
-            axes.spines[["top", "right"]].set_visible(False)
+            lines(axes, values, f"{name}, λ = {lr:g}, momentum {momentum:g}", "step")
         row[0].set_ylabel("effective learning rate E")
     return figure
 

@@ -60,12 +60,12 @@ def draw(results: Any) -> Figure:
 
 def figure_1(figure: Any, steps: int = 30) -> None:
     """E of each layer over time: discrete at several λ, and continuous."""
-    c, k = NETS["NoShort"], np.arange(steps + 1)
+    c, lr = NETS["NoShort"], 1e-2
     axes = figure.subplots(1, 4, sharey=True)
-    for place, lr in zip(axes, LRS, strict=False):
-        _lines(place, k, simulate.discrete(c, SQ_NORM, np.full(steps, lr)).elr, f"discrete, λ = {lr:g}", "step")
-    lr = 1e-2
-    _lines(axes[3], k, simulate.continuous(c, SQ_NORM, lr, lr * k).elr, f"continuous, λ = {lr:g}", "t / λ")
+    for place, each in zip(axes, LRS, strict=False):
+        lines(place, simulate.discrete(c, SQ_NORM, np.full(steps, each)).elr, f"discrete, λ = {each:g}", "step")
+    continuous = simulate.continuous(c, SQ_NORM, lr, lr * np.arange(steps + 1))
+    lines(axes[3], continuous.elr, f"continuous, λ = {lr:g}", "t / λ")
     axes[0].set_ylabel("effective learning rate E")
     figure.suptitle(f"Figure 1: simulated E of {DEPTH} layers, from the first (dark) to the last (bright)")
 
@@ -79,7 +79,7 @@ def figure_2(figure: Any, steps: int = 10, number: str = "2") -> None:
         for place, values in zip(axes, (found.mean, found.spread), strict=True):
             place.plot(lrs, values[-1], color=COLORS[net], label=net)
     for place, name in zip(axes, ("Mean(E)", "Std(E)"), strict=True):
-        _style(place, "learning rate λ", xscale="log", ylabel=name)
+        style(place, "learning rate λ", xscale="log", ylabel=name)
     axes[0].legend(frameon=False)
     figure.suptitle(f"Figure {number}: simulated E over {DEPTH} layers after {steps} steps")
 
@@ -93,7 +93,7 @@ def figure_4(figure: Any, steps: int = 50, number: str = "4") -> None:
         found = simulate.momentum(c, SQ_NORM, rates, momenta[:, None, None], steps)
         for values, mu, color in zip(found.spread[-1], momenta, colors, strict=True):
             place.plot(lrs, values, color=color, label=f"μ = {mu:g}")
-        _style(place, "learning rate λ", xscale="log", ylabel="Std(E)")
+        style(place, "learning rate λ", xscale="log", ylabel="Std(E)")
         place.set_title(net, fontsize="medium")
         place.legend(frameon=False, fontsize="small")
     figure.suptitle(f"Figure {number}: simulated spread of E over {DEPTH} layers after {steps} steps")
@@ -114,20 +114,22 @@ def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
         column[0].plot(np.arange(steps), rates, color="0.3")
         column[0].set_title(name, fontsize="medium")
         mean = (rates * found.spread[:-1]).mean()
-        _lines(column[1], np.arange(steps + 1), found.elr, f"mean Std(λE) {mean:.2g}", "")
-        _lines(column[2], np.arange(steps + 1), found.sq_norm, "", "step")
+        lines(column[1], found.elr, f"mean Std(λE) {mean:.2g}", "")
+        lines(column[2], found.sq_norm, "", "step")
     for place, name in zip(grid[:, 0], ("λ", "E", "‖W‖²"), strict=True):
         place.set_ylabel(name)
     figure.suptitle(f"Figure 6: simulated E and ‖W‖² of {DEPTH} layers, from the first (dark) to the last (bright)")
 
 
-def _lines(axes: Any, x: Any, values: Any, title: str, xlabel: str) -> None:
-    draw_layers(axes, x, values)
+def lines(axes: Any, values: Any, title: str, xlabel: str) -> None:
+    """A line for each layer, from its first value on."""
+    draw_layers(axes, range(len(values)), values)
     axes.set_title(title, fontsize="medium")
-    _style(axes, xlabel)
+    style(axes, xlabel)
 
 
-def _style(axes: Any, xlabel: str, **options: Any) -> None:
+def style(axes: Any, xlabel: str, **options: Any) -> None:
+    """A logarithmic axis of values."""
     axes.set(yscale="log", xlabel=xlabel, **options)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -44,10 +44,9 @@ def nets(model: str | None) -> list[str]:
 
 def jobs(settings: Settings) -> list[Job]:
     """Every net at every rate without momentum, and the first with momentum."""
-    models, quick = nets(settings.model), settings.quick
-    arms = [(model, 0.0) for model in models[: 2 if quick else None]]
-    arms += [(models[0], momentum) for momentum in MOMENTA[-1 if quick else 0 :]]
-    lrs = (LRS[1], LRS[-1]) if quick else LRS
+    models = nets(settings.model)
+    momenta, lrs = (MOMENTA[-1:], (LRS[1], LRS[-1])) if settings.quick else (MOMENTA, LRS)
+    arms = [*((model, 0.0) for model in settings.few(models, 2)), *((models[0], momentum) for momentum in momenta)]
     cells = [{"model": model, "momentum": momentum, "lr": lr} for model, momentum in arms for lr in lrs]
     return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", cells)
 
@@ -88,58 +87,52 @@ def measure(**fields: Any) -> dict[str, Any]:
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Figure 3, Figure 5, and the paper's statements about them with our numbers."""
     plain, model = results[results.momentum == 0.0], results.model.iloc[0]
+    first = results[results.model == model].sort_values("momentum", kind="stable")
     accuracy = {"test accuracy %": ("test_accuracy", "{:.1f}")}
-    first = summary(
+    spreads = {"Mean(E)": ("elr_mean", "{:.3g}"), "Std(E)": ("elr_spread", "{:.3g}")}
+    buffer = {"Std(E) of the buffer": ("elr_spread", "{:.3g}"), "of the gradient": ("base_spread", "{:.3g}")}
+    notes = [
+        f"{settings.over}; no decay",
+        "E = ‖∇W‖ / ‖W‖ of convolutions, averaged over the training; Std: population, over layers",
+    ]
+    titles = (
         "without momentum (Figure 3, of curves without numbers)",
-        plain,
-        {"net": "model", "lr": "lr"},
-        {"Mean(E)": ("elr_mean", "{:.3g}"), "Std(E)": ("elr_spread", "{:.3g}")} | accuracy,
-        [
-            f"{settings.over}; no decay",
-            "E = ‖∇W‖ / ‖W‖ of convolutions, averaged over the training; Std: population, over layers",
-        ],
-    )
-    second = summary(
         f"{model} with momentum (Figure 5, of colours without numbers)",
-        results[results.model == model].sort_values("momentum", kind="stable"),
-        {"momentum": "momentum", "lr": "lr"},
-        {"Std(E) of the buffer": ("elr_spread", "{:.3g}"), "of the gradient": ("base_spread", "{:.3g}")} | accuracy,
     )
-    return [first, second, _statements(results, plain)]
+    return [
+        summary(titles[0], plain, {"net": "model", "lr": "lr"}, spreads | accuracy, notes),
+        summary(titles[1], first, {"momentum": "momentum", "lr": "lr"}, buffer | accuracy),
+        _statements(results, plain),
+    ]
 
 
 def _statements(results: Any, plain: Any) -> Table:
     """One number for each sentence of the paper."""
     models, lrs = list(results.model.unique()), sorted(plain.lr.unique())
-    lowest, low = lrs[0], min(lrs[1:], key=lambda lr: abs(lr - LOW))
-    most = results.momentum.max()
+    lowest, low, most = lrs[0], min(lrs[1:], key=lambda lr: abs(lr - LOW)), results.momentum.max()
     rows = []
 
     def spread(model: str, lr: float, momentum: float = 0.0, value: str = "elr_spread") -> Any:
         of = results[(results.model == model) & (results.lr == lr) & (results.momentum == momentum)]
         return of.set_index("seed")[value]
 
-    def said(model: str, what: str) -> str:
-        return "not said" if model.endswith("-nobn") else what
+    def add(statement: str, found: str, what: str, model: str = "") -> None:
+        rows.append([statement, found, "not said" if model.endswith("-nobn") else what])
 
     for model in models:
         found = cell(ratios(spread(model, lowest), spread(model, low)), "{:.2f}")
-        rows.append(
-            [f"{model}: Std(E) at lr {lowest:g} is a multiple of that at {low:g}", found, said(model, "above 1")]
-        )
+        add(f"{model}: Std(E) at lr {lowest:g} is a multiple of that at {low:g}", found, "above 1", model)
     for short, noshort in zip(models[::2], models[1::2], strict=False):
         found = cell(ratios(spread(noshort, lowest), spread(short, lowest)), "{:.2g}")
-        text = f"Std(E) of {noshort} is a multiple of that of {short}, lr {lowest:g}"
-        rows.append([text, found, said(short, "above 1")])
+        add(f"Std(E) of {noshort} is a multiple of that of {short}, lr {lowest:g}", found, "above 1", short)
     for lr, (value, whose) in product(lrs, (("elr_spread", "buffer"), ("base_spread", "gradient"))):
         found = cell(ratios(spread(models[0], lr, most, value), spread(models[0], lr)), "{:.2f}")
         text = f"Std(E) of the {whose} with momentum {most:g}, of that without, lr {lr:g}"
-        rows.append([text, found, "below 1" if lr <= LOW else "not said"])
+        add(text, found, "below 1" if lr <= LOW else "not said")
     for model in models:
         kept = plain[plain.model == model].dropna(subset=["elr_spread", "test_accuracy"])
         found = f"{spearmanr(kept.elr_spread, kept.test_accuracy).statistic:.2f}" if len(kept) > 2 else "too few"
-        text = f"{model}: rank correlation of Std(E) and accuracy over rates and seeds"
-        rows.append([text, found, said(model, "negative")])
+        add(f"{model}: rank correlation of Std(E) and accuracy over rates and seeds", found, "negative", model)
     notes = ["paper: Sections 4.2 and 4.3, in words; ResNet-56 on CIFAR-10, 200 epochs, with batch normalization"]
     return Table("what the paper says of them", ["statement", "here", "paper"], rows, notes)
 
@@ -154,13 +147,12 @@ def draw(results: Any) -> Figure:
     figure, (spread, accuracy, momentum, time) = panels(4, height=3.2)
     plain, models = results[results.momentum == 0.0], list(results.model.unique())
     first = results[results.model == models[0]].astype({"momentum": str})
-    above = ("learning rate", "Std(E) over layers")
-    tested = ("learning rate", "test accuracy in %")
-    marked: dict[str, Any] = {"x": "lr", "marker": "o"}
-    band(spread, plain, y="elr_spread", labels=above, title="no momentum", log="xy", hue="model", **marked)
-    band(accuracy, plain, y="test_accuracy", labels=tested, title="no momentum", hue="model", legend=False, **marked)
-    title = f"{models[0]}, of the buffer"
-    band(momentum, first, y="elr_spread", labels=above, title=title, log="xy", hue="momentum", **marked)
+    above, tested = ("learning rate", "Std(E) over layers"), ("learning rate", "test accuracy in %")
+    over: dict[str, Any] = {"x": "lr", "marker": "o", "title": "no momentum", "hue": "model"}
+    band(spread, plain, y="elr_spread", labels=above, log="xy", **over)
+    band(accuracy, plain, y="test_accuracy", labels=tested, legend=False, **over)
+    over |= {"title": f"{models[0]}, of the buffer", "hue": "momentum"}
+    band(momentum, first, y="elr_spread", labels=above, log="xy", **over)
     ends = plain.lr.isin([plain.lr.min(), plain.lr.max()])
     curves = plain[plain.model.isin(models[:2]) & ends & plain.spread.notna()].explode(["steps", "spread"])
     band(

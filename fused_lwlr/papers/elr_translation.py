@@ -2,20 +2,15 @@
 at one effective learning rate for all layers. Each has warm-up or none (Spreads in Effective Learning Rates, Appendix
 B.3 and Figure 12).
 
-The Transformer has a LayerNorm after every layer of a branch. `--data pairs:FILE` translates other sentences, such as
-the paper's Multi30k.
+`--data pairs:FILE` translates other sentences, such as the paper's Multi30k.
 """
 
 import random
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fused_lwlr.papers import elr_language, language
-from fused_lwlr.papers.elr_constrained import COLORS
-from fused_lwlr.papers.elr_language import GOAL, PAPER, SETUPS
-from fused_lwlr.papers.language import Arm
 
 MODEL = "seq2seq2"
 DATA = "pairs:numbers"
@@ -26,14 +21,13 @@ CONTEXT = 31
 """The longest pair has 29 characters, 30 with END."""
 NO_SOURCE = 0.3
 """Least loss in nats a character without the source: the 1,000 numbers have log(1000) / 23 characters with END."""
-STEPS = 250
 DIVERGED = 2.8
 """Loss of diverged trainings in pictures; predicting each character with its frequency has 2.7."""
 LRS = {
     "momentum, decay": (0.02, 0.04, 0.08, 0.16),
     "neither": (0.15, 0.3, 0.6, 1.2),
     "constrained": (0.03, 0.06, 0.12, 0.24),
-    "AdamW": (0.004, 0.008, 0.016),
+    "no decay": (0.004, 0.008, 0.016),
 }
 
 ENGLISH, GERMAN = (
@@ -83,37 +77,26 @@ def measure(data: str, **fields: Any) -> dict[str, Any]:
         return language.measure(data=train, val_data=val, **fields)
 
 
-def arm(setup: str, warmup: bool) -> Arm:
-    """The arm of `elr_language`, with an encoder and a decoder, and its own rates."""
-    of = elr_language.arm(setup, warmup)
-    return replace(of, fields={**of.fields, "model": MODEL, "context": CONTEXT}, lrs=LRS[setup])
-
-
 STUDY = language.study(
     "elr-translation",
     __doc__,
-    [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), arm("AdamW", warmup=True)],
+    elr_language.arms(LRS, model=MODEL, context=CONTEXT),
     quick=slice(4, 6),
     text={
         "title": "translation: one effective learning rate in place of warm-up",
-        "paper": ("paper: perplexity", lambda of: PAPER.get((of["setup"], of["warm-up"]), "")),
+        "paper": elr_language.FIGURES,
         "notes": [
             f"{DATA}: the numbers from 0 to 999, from English to German words; {HELD_OUT} of them are held out; "
             "perplexity is e to a loss",
-            f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
-            f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
+            f"{MODEL} {elr_language.ABOUT}",
             "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers; momentum and decay diverge "
             "without warm-up, and the constraint, without it, has the lowest perplexity (Appendix B.3)",
         ],
         "trains": NO_SOURCE,
         "level": "without the source no loss is lower",
     },
+    lines={**elr_language.LINES, "diverged": DIVERGED},
     function=measure,
     data=DATA,
-    steps=STEPS,
-    diverged=DIVERGED,
-    col=("optimizer",),
-    hue="setup",
-    style="warm-up",
-    colors={**COLORS, "no decay": "0.45"},
+    steps=250,
 )

@@ -14,6 +14,7 @@ from fused_lwlr.papers.elr_constrained import BOTH, NEITHER
 from fused_lwlr.papers.elr_spread import MODEL, measure, nets
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, cell, summary
 
 SETUPS: dict[str, dict[str, Any]] = {"momentum, decay": BOTH, "neither": NEITHER}
@@ -22,6 +23,11 @@ WARMUP = 0.3
 """Fraction of the training in which the rate rises, as in torch's OneCycleLR; a cosine follows."""
 BOUND = 0.1
 """In the other warm-up, the rate as a fraction of the bound of Eq. 25."""
+OF_BOUND = f"{BOUND:g} of the bound"
+GRID = Grid(
+    {"net": "model", "SGD with": "setup", "lr": "lr", "warm-up": "warm-up"},
+    rivals={"linear": "none", OF_BOUND: "none"},
+)
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -29,11 +35,10 @@ def jobs(settings: Settings) -> list[Job]:
 
     Eq. 25 bounds steps without momentum and decay.
     """
-    few = 1 if settings.quick else None
     cells = [
         {"model": model, "setup": setup, "warmup": warmup, "lr": lr}
-        for model in nets(settings.model or MODEL)[: few or 2]
-        for setup in SETUPS for warmup in (0.0, WARMUP) for lr in LRS[:few]
+        for model in settings.few(nets(settings.model or MODEL)[:2], 1)
+        for setup in SETUPS for warmup in (0.0, WARMUP) for lr in settings.few(LRS, 1)
     ]  # fmt: skip
     bounded = [{**cell, "warmup_bound": BOUND} for cell in cells if cell["warmup"] and cell["setup"] == "neither"]
     form = "{model}-{setup}-warmup{warmup:g}-lr{lr:g}-seed{seed}"
@@ -45,10 +50,10 @@ def measured(setup: str, **fields: Any) -> dict[str, Any]:
     return measure(**SETUPS[setup], **fields)
 
 
-def schedules(results: Any) -> Any:
-    """The name of the warm-up of each training."""
+def named(results: Any) -> Any:
+    """The results with a name for the warm-up."""
     names = results.warmup.map({0.0: "none", WARMUP: "linear"})
-    return names.mask(results.warmup_bound.notna(), f"{BOUND:g} of the bound")
+    return results.assign(**{"warm-up": names.mask(results.warmup_bound.notna(), OF_BOUND)})
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -56,32 +61,28 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     notes = [
         f"{settings.over}; warm-up: {WARMUP:.0%} of the training, then a cosine; none: a cosine alone, from the same "
         "rate",
-        f"{BOUND:g} of the bound: of √2 / E of the layer with the largest E (Eq. 25), measured in every step of the "
-        "warm-up",
+        f"{OF_BOUND}: of √2 / E of the layer with the largest E (Eq. 25), measured in every step of the warm-up",
         comparison.NOTE,
         "helps: a lower spread, or a higher accuracy",
         "paper: Section 4.4, in words: ResNet-110 with shortcuts on CINIC-10, 50 epochs; Figure 9, ImageNet: Std(λE) "
         "0.33e-3 with warm-up and 3.96e-3 without, 78.1 and 77.3 %, with momentum and decay",
     ]
-    spread = 1000 * results.rate_spread.astype(float)
-    results = results.assign(rate_spread=spread, schedule=schedules(results))
-    plain, warm = results[results.warmup == 0], results[results.warmup > 0]
-    same = ["model", "setup", "lr"]
+    results = named(results).assign(rate_spread=1000 * results.rate_spread.astype(float))
+    arms = GRID.arms(results)
 
     def compared(name: str, value: str, better: str, notes: list[str]) -> Table:
-        def without(of: Any) -> Any:
-            return plain[(plain[same] == of[same].iloc[0]).all(axis=1)]
+        def without(of: Any) -> str:
+            same = (*of[["model", "setup", "lr"]].iloc[0], "none")
+            return cell(arms[same][value], "{:.2f}")
 
-        def over(of: Any) -> list[str]:
-            found = comparison.against(of, without(of), value, "{:+.2f}", lower_is_better=better == "lower")
-            return [*found, better]
-
-        labels = {"net": "model", "SGD with": "setup", "warm-up": "schedule", "lr": "lr"}
         columns: Any = {
-            "without": lambda of: cell(without(of)[value], "{:.2f}"), "with": (value, "{:.2f}"),
-            (*comparison.COLUMNS, "paper"): over,
-        }  # fmt: skip
-        return summary(f"{name}, with warm-up and without", warm, labels, columns, notes)
+            "without": without,
+            "with": (value, "{:.2f}"),
+            **GRID.over(results, value, "{:+.2f}", lower_is_better=better == "lower"),
+            "paper": lambda of: better,
+        }
+        labels = {"net": "model", "SGD with": "setup", "warm-up": "warm-up", "lr": "lr"}
+        return summary(f"{name}, with warm-up and without", results[results.warmup > 0], labels, columns, notes)
 
     return [
         compared("1000 · Std(λE)", "rate_spread", "lower", notes),
@@ -91,9 +92,9 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 def draw(results: Any) -> Figure:
     """Std(λE) over the learning rate: a panel for each net and setup."""
-    of = results.assign(**{"panel": results.model + ", " + results.setup, "warm-up": schedules(results)})
     names = ("highest learning rate", "Std(λE),\nmean and range of seeds")
-    return bands(of, x="lr", y="rate_spread", labels=names, log="xy", hue="warm-up", col="panel")
+    lines: Any = {"hue": "warm-up", "panel": ("model", "setup")}
+    return bands(named(results), x="lr", y="rate_spread", labels=names, log="xy", **lines)
 
 
 STUDY = Study("elr-warmup", __doc__, jobs, tables, draw, epochs=4)

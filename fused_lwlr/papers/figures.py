@@ -1,5 +1,6 @@
 """Curves of studies: the mean over seeds, with a band from the lowest to the highest."""
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -26,20 +27,24 @@ def panels(count: int, *, height: float = 2.8) -> tuple[Figure, list[Any]]:
 
 
 def bands(
-    results: Any, *, x: str, y: str, labels: tuple[str, str], log: str = "x", columns: int = 2, **options: Any
-) -> Figure:
-    """Panels of one kind (`seaborn.relplot`), divided by `col`, with colours by `hue` and the legend below.
+    results: Any, *, x: str, y: str, labels: tuple[str, str], log: str = "x", columns: int = 2,
+    panel: Sequence[str] = (), free: str = "", **options: Any,
+) -> Figure:  # fmt: skip
+    """Panels of one kind (`seaborn.relplot`), with colours by `hue` and the legend below.
 
     Args:
         labels: names of the axes.
         log: the logarithmic axes: "x", "y", "xy" or none.
+        panel: columns, whose values tell panels apart.
+        free: the axes that differ between panels, like `log`.
     """
-    count = results[options["col"]].nunique() if "col" in options else 1
+    titles = results[list(panel)].agg(lambda names: ", ".join(filter(None, names)), axis=1) if panel else ""
+    results = results.astype({y: float}).assign(panel=titles)
+    count = results.panel.nunique()
     columns = min(columns, count)
-    wrapped = {"col_wrap": columns} if count > 1 else {}
-    grid = seaborn.relplot(
-        results.astype({y: float}), kind="line", x=x, y=y, **{**BAND, "marker": "o", **wrapped, **options}
-    )
+    facets: dict[str, Any] = {"col": "panel", "col_wrap": columns if count > 1 else None}
+    facets["facet_kws"] = {f"share{axis}": axis not in free for axis in "xy"}
+    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**BAND, "marker": "o", **facets, **options})
     rows = ceil(count / columns)
     grid.figure.set_size_inches(WIDTH, (5.6 if columns < 3 else 4.6) / columns * rows + 0.6)
     grid.figure.set_layout_engine("constrained")
@@ -59,6 +64,12 @@ def band(
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend() is not None:
         seaborn.move_legend(axes, "best", frameon=False, fontsize="small", title=None)
+
+
+def unrolled(results: Any, values: str, number: str, *, start: int = 0) -> Any:
+    """A row for each value of the lists in a column, and a column with its number."""
+    of = results[results[values].notna()].explode(values)
+    return of.assign(**{number: of.groupby("name").cumcount() + start})
 
 
 def shared_legend(axes: Any, *others: Any) -> None:

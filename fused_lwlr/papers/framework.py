@@ -60,10 +60,13 @@ class Settings:
         optional = {"epochs": self.epochs, "steps": self.steps, "training": self.training}
         return {"data": self.data, "device": self.device} | {name: of for name, of in optional.items() if of}
 
-    def on_images(self, side: int) -> dict[str, Any]:
-        """`common` without augmentation. Fashion-MNIST has this side in pixels, unless `--set` has another."""
-        small = self.data == "fashion-mnist" and "image_size" not in self.training
-        return {"augmentation": "none", **self.common} | ({"image_size": side} if small else {})
+    def few(self, values: Sequence[Any], count: int) -> Sequence[Any]:
+        """Values, or the first ones in a quick study."""
+        return values[:count] if self.quick else values
+
+    def models(self, own: Sequence[str]) -> Sequence[str]:
+        """The given model, or the study's own ones: the first in a quick study."""
+        return [self.model] if self.model else self.few(own, 1)
 
     @property
     def over(self) -> str:
@@ -89,7 +92,7 @@ class Settings:
             common: parameters of all jobs; by default the options of trainings.
         """
         every = [{**cell, "seed": seed} for cell in cells for seed in range(seeds or self.seeds)]
-        return [Job(form, function, of | (self.common if common is None else common)) for of in every]
+        return [Job(form, function, (self.common if common is None else common) | of) for of in every]
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,13 @@ class Study:
         tables: the results beside the figures of the paper.
         draw: a figure of matplotlib.
         grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
-        epochs: by default, or None where it counts steps. `quick` has 1.
-        steps: of a training by default, or None where it counts epochs. `quick` has 4.
+        epochs: of a training by default, or None where the study counts steps. `quick` has 1.
+        steps: the same in steps. `quick` has 4.
         data: by default; others must be text as well, or images as well.
         seeds: by default, 0, 1, ... `quick` has 2.
         least_seeds: the fewest seeds for the tables; a spread needs 2.
         options: the applicable ones of --data, --model, --width, --epochs, --steps, --seeds and --set; others are
-            refused.
+            refused. By default all but --width, with --epochs or --steps, whichever the study counts.
     """
 
     name: str
@@ -121,19 +124,20 @@ class Study:
     tables: Callable[[Settings, Any], Sequence[Table]]
     draw: Callable[[Any], Any]
     grid: Grid | None = None
-    epochs: int | None = 10
+    epochs: int | None = None
     steps: int | None = None
     data: str = "digits"
     seeds: int = 5
     least_seeds: int = 2
-    options: str = "data model epochs seeds set"
+    options: str | None = None
 
     def more(self, settings: Settings, results: Any) -> list[Job]:
         """The work that follows from results: jobs as of `jobs`, at the next rates and seeds of each arm."""
         if self.grid is None or self.grid.choosing is None:
             return []
         following = self.grid.following(results, settings.seeds, widen=not settings.quick)
-        first = {tuple(job.parameters[name] for name in self.grid.by): job for job in reversed(self.jobs(settings))}
+        by = self.grid.by.values()
+        first = {tuple(job.parameters[name] for name in by): job for job in reversed(self.jobs(settings))}
         cells = [(first[arm], {self.grid.rate: rate, "seed": seed}) for arm, rate, of in following for seed in of]
         return [replace(job, parameters=job.parameters | cell) for job, cell in cells]
 
@@ -152,7 +156,8 @@ class Study:
         """
         given = {name: value for name, value in given.items() if value is not None}
         asked = given | ({"set": " ".join(training)} if training else {})
-        for option in sorted(asked.keys() - self.options.split()):
+        every = f"data model {'steps' if self.steps else 'epochs'} seeds set"
+        for option in sorted(asked.keys() - (every if self.options is None else self.options).split()):
             raise ValueError(f"--{option} {asked[option]} has no meaning for {self.name}: leave it out")
         own = {"data": self.data, "seeds": self.seeds, "epochs": self.epochs, "steps": self.steps}
         if quick:
@@ -176,9 +181,3 @@ class Study:
             # arguments of a model add up
             fields[key] = f"{fields[key]},{value}" if key == "model_args" and key in fields else value
         return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)
-
-
-ON_FASHION_MNIST: dict[str, Any] = {
-    "epochs": None, "data": "fashion-mnist", "options": "data model steps seeds set",
-}  # fmt: skip
-"""Arguments of studies that train for a number of steps on Fashion-MNIST."""

@@ -1,7 +1,5 @@
 """Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's initialization,
 MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 to 6).
-
-Each initialization goes through the data once; the baselines train an epoch more instead.
 """
 
 from collections.abc import Iterable
@@ -14,13 +12,12 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band, panels, shared_legend
+from fused_lwlr.papers.figures import band, panels, shared_legend, unrolled
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, Grid
 from fused_lwlr.papers.starts import start_, train_after
-from fused_lwlr.papers.tables import Table, cell, summary
+from fused_lwlr.papers.tables import Table, Values, cell, summary
 from fused_lwlr.training.trainer import Trainer
 
 # VGG-19 is left to --model vgg19x8 or vgg19x8-nobn
@@ -40,7 +37,10 @@ STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
 divide the gradient by its norm."""
 LABELS = {start: name for start, (name, _, _) in STARTS.items()}
 COLORS = {name: color for name, color, _ in STARTS.values()}
-GRID = Grid(("model", "init"), rate="tau", outcome="last", choosing=CHOOSING)
+GRID = Grid({"net": "model", "initialization": "init"}, rate="tau", outcome="last", choosing=CHOOSING)
+CHOICE = f"best τ: the learning rate of the scales, {GRID.choice}"
+NAMES = {"net": "model", "initialization": "start"}
+TRIED = {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")}
 MEASURED = 16
 """Number of minibatches for the variance."""
 
@@ -87,13 +87,13 @@ FAMILIES = {"resnet1202": "ResNet-1202", "vgg": "VGG-19", "noshort": "VGG-19", "
 
 def jobs(settings: Settings) -> list[Job]:
     """Every net after every start, at all its rates, with the seeds that choose."""
+    nets = [settings.model] if settings.model else MODELS[1:2] if settings.quick else MODELS
     cells = [
         {"model": model, "init": start, "tau": tau}
-        for model in ([settings.model] if settings.model else MODELS[1:2] if settings.quick else MODELS)
-        for start, (_, _, taus) in STARTS.items()
+        for model in nets for start, (_, _, taus) in STARTS.items()
         # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
         for tau in (taus[-3:-1] or taus if settings.quick else taus)
-    ]
+    ]  # fmt: skip
     return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 
 
@@ -101,12 +101,12 @@ def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]
     """The results of `train_after`, and σ(g) of every weight before and after the start, None if the start fails."""
     deviations: dict[str, Any] = {"before": None, "after": None}
 
-    def begin(trainer: Trainer) -> SGD | AdamW | Lion:
+    def begin(trainer: Trainer) -> Any:
         drawn = start_(trainer, "kaiming", 0.0)
         before = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
         optimizer = drawn if init == "kaiming" else start_(trainer, init, tau)
-        deviations["after"] = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
-        deviations["before"] = before
+        after = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
+        deviations.update(before=before, after=after)
         return optimizer
 
     return {**train_after(begin, **common), **deviations}
@@ -147,8 +147,7 @@ def factors(results: Any) -> list[Any]:
 
 def best_of(results: Any) -> Any:
     """The results at the best rates, with the names of the starts."""
-    numbers = dict.fromkeys(("first", "best", "last", "val_loss"), float)
-    return GRID.best(results.astype(numbers).assign(start=results.init.map(LABELS)))
+    return GRID.best(results.assign(start=results.init.map(LABELS)))
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -160,32 +159,27 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         net, figures = paper_of(of)
         return [net, *figures.get(of.init.iloc[0], ("", ""))]
 
-    first = summary(
-        "accuracy from different initializations",
-        best,
-        {"net": "model", "initialization": "start"},
-        {
-            "best τ": lambda of: GRID.rate_of(of) if of.tau.iloc[0] else "",
-            "first epoch %": ("first", "{:.1f}"),
-            "best %": ("best", "{:.1f}"),
-            "last %": ("last", "{:.1f}"),
-            ("paper: net", "paper: first epoch %", "paper: best %"): paper,
-        },
-        [
-            f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine, test accuracy, mean ± standard "
-            f"deviation over {settings.seeds} seeds; nets without batch normalization (BN) are clipped at a norm of 1",
-            "each initialization goes through the training images once; +1 epoch: an epoch at the peak rate, or with a "
-            "rising one, before the first epoch",
-            f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
-            "other seeds run at it alone",
-            "paper: Tables 3 and 10, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds, and Table 9 for MetaInit "
-            "with signSGD; its GradInit is in the row of the authors' scripts, which divide the gradient by its norm",
-        ],
-    )
+    values: Values = {
+        "best τ": GRID.rate_of,
+        "first epoch %": ("first", "{:.1f}"),
+        "best %": ("best", "{:.1f}"),
+        "last %": ("last", "{:.1f}"),
+        ("paper: net", "paper: first epoch %", "paper: best %"): paper,
+    }
+    notes = [
+        f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine, test accuracy, mean ± standard "
+        f"deviation over {settings.seeds} seeds; nets without batch normalization (BN) are clipped at a norm of 1",
+        "each initialization goes through the training images once; +1 epoch: an epoch at the peak rate, or with a "
+        "rising one, before the first epoch",
+        CHOICE,
+        "paper: Tables 3 and 10, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds, and Table 9 for MetaInit with "
+        "signSGD; its GradInit is in the row of the authors' scripts, which divide the gradient by its norm",
+    ]
+    first = summary("accuracy from different initializations", best, NAMES, values, notes)
     for (model, init), of in arms.items():
         figures = paper_of(of)[1]
         # an epoch more from He's initialization sees the same images, and takes less time
-        for rival in [rival for rival in ("constant", "warm-up") if "init" in init and (model, rival) in arms]:
+        for rival in ("constant", "warm-up") if "init" in init else ():
             said = [float(figures[name][0].split()[0]) for name in (init, rival) if name in figures]
             text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
             over = comparison.against(of, arms[model, rival], "first", "{:+.1f}")
@@ -196,28 +190,17 @@ def tables(settings: Settings, results: Any) -> list[Table]:
             head = cell([factor[-1] for factor in of_seeds], "{:.3g}")
             text = "lower for all" if init == "gradinit-normalized" else ""
             variances.append([model, LABELS[init], geometric, lower, head, text])
-    second = Table(
-        "accuracy after the first epoch, in points",
-        ["net", "initialization", "minus", *comparison.COLUMNS, "paper"], gains, [comparison.NOTE], labels=3,
-    )  # fmt: skip
-    third = Table(
-        "variance of gradients, layer by layer",
-        ["net", "initialization", "σ(g) after / before", "% of weights with less", "of the head", "paper"],
-        variances,
-        [
-            "σ(g): standard deviation of a gradient over minibatches of 64, averaged over a weight's elements; its "
-            "factor is the geometric mean over weights, mean ± standard deviation over seeds",
-            "paper: Figures 4 to 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
-        ],
-        labels=2,
-    )
-    fourth = summary(
-        f"all τ, {CHOOSING} seeds",
-        GRID.of_choice(results[results.tau > 0].assign(start=results.init.map(LABELS))),
-        {"net": "model", "initialization": "start", "τ": "tau"},
-        {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")},
-    )
-    return [first, second, third, fourth]
+    columns = ["net", "initialization", "minus", *comparison.COLUMNS, "paper"]
+    second = Table("accuracy after the first epoch, in points", columns, gains, [comparison.NOTE], labels=3)
+    columns = ["net", "initialization", "σ(g) after / before", "% of weights with less", "of the head", "paper"]
+    notes = [
+        "σ(g): standard deviation of a gradient over minibatches of 64, averaged over a weight's elements; its factor "
+        "is the geometric mean over weights, mean ± standard deviation over seeds",
+        "paper: Figures 4 to 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
+    ]
+    third = Table("variance of gradients, layer by layer", columns, variances, notes, labels=2)
+    tried = GRID.of_choice(results[results.tau > 0].assign(start=results.init.map(LABELS)))
+    return [first, second, third, summary(f"all τ, {CHOOSING} seeds", tried, {**NAMES, "τ": "tau"}, TRIED)]
 
 
 def draw(results: Any) -> Figure:
@@ -231,8 +214,7 @@ def draw(results: Any) -> Figure:
     ]
     style: dict[str, Any] = {"hue": "start", "palette": COLORS, "marker": "o"}
     for axes, (model, (value, labels, log)) in zip(axes_of, product(models, kinds), strict=True):
-        of = best[(best.model == model) & best[value].notna()].explode(value)
-        of = of.assign(at=of.groupby("name").cumcount() + (value == "accuracies"))
+        of = unrolled(best[best.model == model], value, "at", start=int(value == "accuracies"))
         band(axes, of, x="at", y=value, labels=labels, title=model, log=log, **style)
         if value == "accuracies":
             axes.set_ylim(0, 101)

@@ -1,13 +1,12 @@
 """A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning rates
 and β₂ (GradInit, Table 7 and Figure 3).
-
-Trainings that work without warm-up; the paper's are on IWSLT-14 German to English.
 """
 
 from typing import Any
 
 from fused_lwlr.papers.elr_constrained import NEITHER
 from fused_lwlr.papers.language import Arm, study
+from fused_lwlr.papers.tables import said
 
 MODEL = "postln8"
 WARMUP = 0.2
@@ -18,9 +17,12 @@ STARTS: dict[str, dict[str, Any]] = {
     "warm-up, 1.2 × the steps": {"warmup": WARMUP, "longer": 1.2},
 }
 """GradInit takes as long as 26 steps of training; the last one takes 40 steps more."""
+COLORS = dict(zip(STARTS, ("0.45", "#edae49", "#d1495b", "#00798c"), strict=True))
 ADAMW_LRS = (0.003, 0.0045, 0.0065, 0.009, 0.0125)
 SGD_LRS = (0.15, 0.3, 0.6, 1.2)
-COLORS = {"plain": "0.45", "warm-up": "#edae49", "GradInit": "#d1495b", list(STARTS)[3]: "#00798c"}
+PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("AdamW", "GradInit"): "36.1",
+         ("SGD", "GradInit"): "35.6"}  # fmt: skip
+"""BLEU on IWSLT-14: Table 7, and the introduction for the failures."""
 
 
 def arm(start: str, beta2: float | None) -> Arm:
@@ -33,10 +35,6 @@ def arm(start: str, beta2: float | None) -> Arm:
     return Arm(labels, {"model": MODEL, **fields}, ADAMW_LRS)
 
 
-PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("AdamW", "GradInit"): "36.1",
-         ("SGD", "GradInit"): "35.6"}  # fmt: skip
-"""BLEU on IWSLT-14: Table 7, and the introduction for the failures."""
-
 STUDY = study(
     "gradinit-language",
     __doc__,
@@ -45,7 +43,7 @@ STUDY = study(
     quick=slice(3),
     text={
         "title": "post-LN Transformer: GradInit in place of warm-up",
-        "paper": ("paper: BLEU", lambda of: PAPER.get((of["optimizer"], of["start"]), "")),
+        "paper": {"paper: BLEU": said(PAPER, "optimizer", "start")},
         "notes": [
             f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 "
             "of the first norm, before a training without warm-up",
@@ -53,7 +51,5 @@ STUDY = study(
             "(Section 1)",
         ],
     },
-    col=("optimizer", "β₂"),
-    hue="start",
-    colors=COLORS,
+    lines={"panel": ("optimizer", "β₂"), "hue": "start", "palette": COLORS},
 )

@@ -14,8 +14,8 @@ from torch import Tensor
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.gradinit import GRID, MODELS, TAUS
-from fused_lwlr.papers.grid import CHOOSING
+from fused_lwlr.papers.gradinit import CHOICE, MODELS, TAUS, TRIED
+from fused_lwlr.papers.grid import CHOOSING, Grid
 from fused_lwlr.papers.starts import start_, train_after
 from fused_lwlr.papers.tables import Table, summary
 
@@ -23,11 +23,6 @@ from fused_lwlr.papers.tables import Table, summary
 def is_scale(name: str, param: Tensor) -> bool:
     """Whether a parameter is the scale of a normalization."""
     return param.dim() == 1 and name.endswith("weight")
-
-
-def is_no_scale(name: str, param: Tensor) -> bool:
-    """Whether a parameter is not the scale of a normalization."""
-    return not is_scale(name, param)
 
 
 SAME = "as in the authors' scripts"
@@ -40,7 +35,7 @@ ARGUMENTS: dict[str, dict[str, Any] | str] = {
     "penalty 1": {"penalty": 1.0},
     "no bound": {"gamma": inf},
     "no bound, the same minibatch": {"gamma": inf, "overlap": 1.0},
-    "fixed scales of BN": {"select": is_no_scale},
+    "fixed scales of BN": {"select": lambda name, param: not is_scale(name, param)},
     "only scales of BN": {"select": is_scale},
     "learned scalars": "scalars",
     "AdamW, He": "kaiming",
@@ -55,6 +50,7 @@ RIVALS = dict.fromkeys(list(ARGUMENTS)[1:-3], SAME) | {
     "AdamW, GradInit": "AdamW, He", "AdamW, He, +1 epoch": "AdamW, GradInit",
 }  # fmt: skip
 """Variant -> the variant to compare it with."""
+GRID = Grid({"net": "model", "variant": "init"}, rate="tau", outcome="last", rivals=RIVALS, choosing=CHOOSING)
 # by net: with batch normalization and shortcuts, and with neither
 PAPER: tuple[dict[str, str], dict[str, str]] = (
     {
@@ -88,10 +84,9 @@ def jobs(settings: Settings) -> list[Job]:
     nets = NETS if settings.model is None else {settings.model: variants_of(settings.model)}
     cells = [
         {"model": model, "init": init, "tau": tau}
-        for model, variants in nets.items()
-        for init in (list(variants)[:2] if settings.quick else variants)
+        for model, variants in nets.items() for init in settings.few(list(variants), 2)
         for tau in ((0.0,) if isinstance(ARGUMENTS[init], str) else TAUS[-3:-1] if settings.quick else TAUS)
-    ]
+    ]  # fmt: skip
     return settings.jobs(train_variant, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 
 
@@ -103,24 +98,15 @@ def train_variant(init: str, tau: float, **common: Any) -> dict[str, Any]:
     return train_after(lambda trainer: start_(trainer, start, tau), **fields, **common)
 
 
-def best_of(results: Any) -> Any:
-    """The results at the best rates of the scales."""
-    return GRID.best(results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float)))
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Accuracy after the first epoch, and the difference from GradInit as in the authors' scripts."""
-    best = best_of(results)
-
-    def paper(of: Any) -> str:
-        return PAPER[0 if of.normalized.iloc[0] else 1].get(of.init.iloc[0], "")
-
-    values: dict[Any, Any] = {
-        "best τ": lambda of: GRID.rate_of(of) if of.tau.iloc[0] else "",
+    best = GRID.best(results)
+    values = {
+        "best τ": GRID.rate_of,
         "first epoch %": ("first", "{:.1f}"),
         "best %": ("best", "{:.1f}"),
-        comparison.COLUMNS: GRID.over(best, RIVALS, "first", "{:+.1f}"),
-        "paper: first epoch %": paper,
+        **GRID.over(best, "first", "{:+.1f}"),
+        "paper: first epoch %": lambda of: PAPER[0 if of.normalized.iloc[0] else 1].get(of.init.iloc[0], ""),
     }
     notes = [
         f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine after one pass of GradInit, test "
@@ -130,22 +116,17 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "AdamW: at 0.003 with a decay of 0.2, and GradInit with γ = 25; differences: GradInit minus He's "
         "initialization, and an epoch more after the latter, on the same images, minus GradInit",
         comparison.NOTE,
-        f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
-        "other seeds run at it alone",
+        CHOICE,
         "paper: CIFAR-10, mean of 4 seeds, with ± standard error where the paper has it: ResNet-110 with BN (Tables 2, "
         "4, 5; without a bound VGG-19 with BN, Table 8; AdamW in Section 4.1), VGG-19 without BN (Tables 1, 2)",
     ]
-    tried = {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")}
-    rates = GRID.of_choice(results[results.tau > 0])
-    return [
-        summary("GradInit with other arguments", best, {"net": "model", "variant": "init"}, values, notes),
-        summary(f"all τ, {CHOOSING} seeds", rates, {"net": "model", "variant": "init", "τ": "tau"}, tried),
-    ]
+    compared = summary("GradInit with other arguments", best, GRID.by, values, notes)
+    return [compared, GRID.rates(results, "all τ", "τ", TRIED)]
 
 
 def draw(results: Any) -> Figure:
     """Accuracy after the first epoch at the best rates, with the standard deviation over seeds."""
-    best = best_of(results)
+    best = GRID.best(results).astype({"first": float})
     models = list(best.model.unique())
     figure, axes_of = panels(len(models))
     for axes, model in zip(axes_of, models, strict=True):

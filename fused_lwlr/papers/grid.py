@@ -1,14 +1,16 @@
 """Each arm of a comparison at its own best learning rate, among rates of a grid."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
 import pandas
+from matplotlib.figure import Figure
 
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.tables import Table, Value, label, summary
+from fused_lwlr.papers.figures import ACCURACY, bands
+from fused_lwlr.papers.tables import Table, Values, label, summary
 
 LADDER = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """All learning rates that a search can reach."""
@@ -23,24 +25,26 @@ class Grid:
     Results are a data frame of pandas, with a row for each training.
 
     Args:
-        by: columns that tell arms apart.
+        by: what tells arms apart: columns of tables -> columns of results.
         rate: column with the learning rate.
         score: column with the held-out loss, which chooses. Rows with NaN do not count.
         outcome: column that is NaN where a training diverged.
+        rivals: values of the last of `by` -> the values that they are compared with, where the others are equal.
         choosing: the number of seeds that choose. More seeds at the chosen rate do not change the choice. None for all.
         ladder: further rates, for an arm whose best rate is its lowest or highest.
     """
 
-    by: tuple[str, ...]
+    by: Mapping[str, str]
     rate: str = "lr"
     score: str = "val_loss"
     outcome: str = "train_loss"
+    rivals: Mapping[Any, Any] = field(default_factory=dict)
     choosing: int | None = None
     ladder: Sequence[float] = ()
 
     def arms(self, results: Any) -> dict[tuple[Any, ...], Any]:
         """The results of each arm, by the values of `by`, in the order of the jobs."""
-        return dict(list(results.groupby(list(self.by), sort=False)))
+        return dict(list(results.groupby(list(self.by.values()), sort=False)))
 
     def of_choice(self, results: Any) -> Any:
         """The results that choose the rates: by arm in the order of the jobs, and by rate."""
@@ -51,7 +55,7 @@ class Grid:
         """The mean score over the seeds that choose, by arm and rate: infinite where one of them diverged."""
         of = self.of_choice(results)
         scores = of[self.score].astype(float).mask(of[self.outcome].isna(), inf)
-        return of.assign(**{self.score: scores}).groupby([*self.by, self.rate], sort=False)[self.score].mean()
+        return of.assign(**{self.score: scores}).groupby([*self.by.values(), self.rate], sort=False)[self.score].mean()
 
     def best(self, results: Any) -> Any:
         """The results at the best rate of each arm, by arm in the order of the jobs.
@@ -64,26 +68,24 @@ class Grid:
         return pandas.concat([arms[key[:-1]][arms[key[:-1]][self.rate] == key[-1]] for key in chosen])
 
     def rate_of(self, results: Any) -> str:
-        """The rate of results at one rate."""
-        return label(results[self.rate].iloc[0])
+        """The rate of results at one rate; empty where no rate was chosen."""
+        rate = results[self.rate].iloc[0]
+        return label(rate) if rate else ""
 
-    def over(
-        self, results: Any, rivals: Mapping[str, str], value: str, form: str, *, lower_is_better: bool = False
-    ) -> Value:
-        """The cells of a comparison of an arm with another one, at the same other columns; empty without a rival.
+    def over(self, best: Any, value: str, form: str, *, lower_is_better: bool = False) -> Values:
+        """Columns of a table that compare an arm with its rival; empty without a rival.
 
         Args:
-            results: at one rate of each arm.
-            rivals: by the last of `by`.
+            best: results at one rate of each arm.
         """
-        arms = self.arms(results)
+        arms = self.arms(best)
 
         def found(of: Any) -> list[str]:
-            *same, arm = of[list(self.by)].iloc[0]
-            rival = arms.get((*same, rivals.get(arm)))
+            *same, arm = of[list(self.by.values())].iloc[0]
+            rival = arms.get((*same, self.rivals.get(arm)))
             return comparison.against(of, rival, value, form, lower_is_better=lower_is_better)
 
-        return found
+        return {comparison.COLUMNS: found}
 
     def following(
         self, results: Any, seeds: int, *, widen: bool
@@ -104,23 +106,25 @@ class Grid:
             else:
                 yield arm, rate, range(len(choosing), seeds)
 
-    def tables(
-        self, results: Any, *, title: str, labels: Mapping[str, str], rivals: Mapping[str, str], notes: Sequence[str]
-    ) -> list[Table]:
-        """Test accuracy at the best rate of each arm, with differences from another arm; and all rates.
+    @property
+    def choice(self) -> str:
+        """How the best rates are chosen, in words."""
+        return f"by the loss on held-out images, mean over {self.choosing} seeds; the other seeds run at it alone"
 
-        Args:
-            labels: the columns of the tables, each with one of `by`. The last of them is the name of the arm.
-            rivals: as of `over`.
-        """
-        best, seeds = self.best(results), f"{self.choosing} seeds"
-        choice = f"best lr: by the loss on held-out images, mean over {seeds}; the other seeds run at it alone"
-        values: dict[Any, Value] = {
-            "best lr": self.rate_of,
-            "test accuracy %": ("test_accuracy", "{:.2f}"),
-            comparison.COLUMNS: self.over(best, rivals, "test_accuracy", "{:+.2f}"),
-        }
-        compared = summary(title, best, labels, values, [*notes, choice, comparison.NOTE])
+    def tables(self, results: Any, title: str, notes: Sequence[str]) -> list[Table]:
+        """Test accuracy at the best rate of each arm, with differences from its rival; and all rates."""
+        best = self.best(results)
+        values: Values = {"best lr": self.rate_of, "test accuracy %": ("test_accuracy", "{:.2f}")}
+        over, chosen = self.over(best, "test_accuracy", "{:+.2f}"), f"best lr: {self.choice}"
+        compared = summary(title, best, self.by, {**values, **over}, [*notes, chosen, comparison.NOTE])
         tried = {"held-out loss": ("val_loss", "{:.3f}"), "test accuracy %": ("test_accuracy", "{:.1f}")}
-        rates = summary(f"all learning rates, {seeds}", self.of_choice(results), {**labels, "lr": self.rate}, tried)
-        return [compared, rates]
+        return [compared, self.rates(results, "all learning rates", "lr", tried)]
+
+    def rates(self, results: Any, title: str, name: str, values: Values) -> Table:
+        """Values at all rates, of the seeds that choose; without arms that have no rate."""
+        of = self.of_choice(results[results[self.rate] != 0])
+        return summary(f"{title}, {self.choosing} seeds", of, {**self.by, name: self.rate}, values)
+
+    def draw(self, results: Any, *, of_rate: str = "learning rate", **options: Any) -> Figure:
+        """Test accuracy over the rate, of the seeds that choose. Arguments as of `bands`."""
+        return bands(self.of_choice(results), x=self.rate, y="test_accuracy", labels=(of_rate, ACCURACY), **options)

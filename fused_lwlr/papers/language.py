@@ -21,7 +21,7 @@ from fused_lwlr.papers.comparison import COLUMNS, NOTE, against
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, cell, summary
+from fused_lwlr.papers.tables import Table, Value, cell, summary
 from fused_lwlr.papers.training import Trained, recipe_of, train
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -60,34 +60,32 @@ class Arm:
         return settings.jobs(function, form, [{"lr": lr} for lr in lrs], common=common)
 
 
+def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
+    """Train; the losses on both halves of the text that is held out, None where it diverged."""
+    found = train_from(**fields)
+    return {"val_loss": found.val_loss, "loss": found.test_loss}
+
+
 def study(
-    name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any],
-    function: Callable[..., dict[str, Any]] | None = None, data: str = "python-docs", steps: int = 200, **lines: Any,
+    name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any], lines: dict[str, Any],
+    function: Callable[..., dict[str, Any]] = measure, **options: Any,
 ) -> Study:  # fmt: skip
     """A study of arms on text, each at all rates of its grid.
 
     Args:
         quick: the arms of a smoke test.
         text: arguments of `tables`.
-        function: trains, in place of `measure`.
-        data, steps: by default.
         lines: arguments of `draw`.
+        function: trains.
+        options: arguments of `Study`.
     """
 
     def jobs(settings: Settings) -> list[Job]:
-        chosen, most = (arms[quick], 2) if settings.quick else (arms, None)
-        return [job for arm in chosen for job in arm.jobs(settings, function or measure, arm.lrs[:most])]
+        chosen = arms[quick] if settings.quick else arms
+        return [job for arm in chosen for job in arm.jobs(settings, function, settings.few(arm.lrs, 2))]
 
-    return Study(
-        name, doc, jobs, partial(tables, **text), partial(draw, **lines), epochs=None, steps=steps, data=data,
-        options="data steps seeds set",
-    )  # fmt: skip
-
-
-def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
-    """Train; the losses on both halves of the text that is held out, None where it diverged."""
-    found = train_from(**fields)
-    return {"val_loss": found.val_loss, "loss": found.test_loss}
+    own = {"steps": 200, "data": "python-docs", "options": "data steps seeds set", **options}
+    return Study(name, doc, jobs, partial(tables, **text), partial(draw, **lines), **own)
 
 
 def train_from(
@@ -139,18 +137,18 @@ def xavier_(model: nn.Module) -> None:
 
 
 def tables(
-    settings: Settings, results: Any, *, title: str, paper: tuple[str, Callable[[Any], str]], notes: Sequence[str],
+    settings: Settings, results: Any, *, title: str, paper: dict[str, Value], notes: Sequence[str],
     trains: float = TRAINS, level: str = "the frequencies of characters have 3.2",
 ) -> list[Table]:  # fmt: skip
     """The loss of each arm at its best rate with figures of a paper, differences of arms, and the loss at all rates.
 
     Args:
         results: a row for each training, as of `measure`.
-        paper: a column, and its cell for the labels of an arm.
+        paper: a column of figures.
         trains, level: a loss that shows that a training works, and another loss to compare it with, in words.
     """
     of_labels, names = by_label(results), list(results.labels[0])
-    grid = Grid(tuple(names), outcome="loss")
+    grid = Grid({name: name for name in names}, outcome="loss")
     scores, best = grid.scores(of_labels), grid.best(of_labels)
 
     def rates_that_train(of: Any) -> str:
@@ -161,44 +159,36 @@ def tables(
     choosing = of_labels[of_labels.val_loss.notna() | of_labels.loss.isna()]
     seeds = choosing.groupby([*names, "lr"]).size().min()
     chosen_by = f"mean over {seeds} seeds" if seeds > 1 else "seed 0"
-    first = summary(
-        title,
-        best,
-        dict(zip(names, names, strict=True)),
-        {
-            "rates that train": rates_that_train,
-            "best lr": grid.rate_of,
-            "held-out loss": ("loss", "{:.3f}"),
-            paper[0]: lambda of: paper[1](of.iloc[0]),
-        },
-        [
-            f"{settings.over}; loss in nats a character, of the second half of the text that is held out; each row at "
-            f"its best learning rate, by the loss on the first half, {chosen_by}",
-            f"rates that train: this loss gets below {trains:g}; {level}",
-            *notes,
-        ],
-    )
+    values: dict[Any, Value] = {
+        "rates that train": rates_that_train, "best lr": grid.rate_of, "held-out loss": ("loss", "{:.3f}"), **paper,
+    }  # fmt: skip
+    about = [
+        f"{settings.over}; loss in nats a character, of the second half of the text that is held out; each row at "
+        f"its best learning rate, by the loss on the first half, {chosen_by}",
+        f"rates that train: this loss gets below {trains:g}; {level}",
+    ]
     # every two arms that differ in one label
     differences = []
     for (before, rival), (after, ours) in combinations(grid.arms(best).items(), 2):
         differing = [other for one, other in zip(after, before, strict=True) if one != other]
         if len(differing) == 1:
             differences.append([*after, *differing, *against(ours, rival, "loss", "{:+.3f}", lower_is_better=True)])
-    second = Table(
-        "differences of the held-out loss at the best rates", [*names, "minus", *COLUMNS], differences, [NOTE],
-        labels=len(names) + 1,
-    )  # fmt: skip
     rates = [
         [*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in of.groupby("lr"))]
         for arm, of in grid.arms(choosing).items()
     ]
-    most = max(map(len, rates))
-    third = Table(
-        f"all learning rates, each with the loss to choose by, {chosen_by}",
-        [*names, *["lr: loss"] * (most - len(names))], [row + [""] * (most - len(row)) for row in rates],
-        labels=len(names),
-    )  # fmt: skip
-    return [first, second, third]
+    most, labels = max(map(len, rates)), len(names)
+    return [
+        summary(title, best, grid.by, values, [*about, *notes]),
+        Table(
+            "differences of the held-out loss at the best rates", [*names, "minus", *COLUMNS], differences, [NOTE],
+            labels=labels + 1,
+        ),
+        Table(
+            f"all learning rates, each with the loss to choose by, {chosen_by}",
+            [*names, *["lr: loss"] * (most - labels)], [row + [""] * (most - len(row)) for row in rates], labels=labels,
+        ),
+    ]  # fmt: skip
 
 
 def by_label(results: Any) -> Any:
@@ -207,20 +197,11 @@ def by_label(results: Any) -> Any:
     return labels.join(results[["lr", "seed", "val_loss", "loss"]].astype({"val_loss": float, "loss": float}))
 
 
-def draw(
-    results: Any, *, col: Sequence[str], hue: str, colors: dict[str, str], diverged: float = DIVERGED, **options: Any
-) -> Figure:
-    """The validation loss over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms.
-
-    Trainings that diverged are at the loss `diverged`.
-    """
+def draw(results: Any, *, diverged: float = DIVERGED, **options: Any) -> Figure:
+    """The validation loss over the learning rate. Trainings that diverged are at the loss `diverged`."""
     of = by_label(results)
-    panel = of[list(col)].agg(lambda names: ", ".join(filter(None, names)), axis=1)
-    of = of.assign(panel=panel, shown=of.val_loss.mask(of.loss.isna(), diverged))
-    figure = bands(
-        of, x="lr", y="shown", labels=("learning rate", "held-out loss"), col="panel", hue=hue, palette=colors,
-        facet_kws={"sharex": False}, **options,
-    )  # fmt: skip
+    of = of.assign(shown=of.val_loss.mask(of.loss.isna(), diverged))
+    figure = bands(of, x="lr", y="shown", labels=("learning rate", "held-out loss"), free="x", **options)
     for axes in figure.axes:
         axes.set_ylim(None, diverged + 0.05)
         axes.tick_params(axis="x", which="minor", labelbottom=False)

@@ -5,29 +5,26 @@ AdamW divides by √v, where v is the moving average of squared gradients. In th
 unchanged with layer-wise rates, so that AdamW does not undo them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from fused_lwlr import SGD, AdamW, Lion
-from fused_lwlr.papers.figures import bands
+from fused_lwlr.papers.figures import bands, unrolled
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.lwlr_vs_single import FIELDS, MODELS, RATES
-from fused_lwlr.papers.tables import Table, cell, summary
+from fused_lwlr.papers.tables import Table, Value, across, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
-from fused_lwlr.training.setup import new_optimizer
-from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.training.defaults import learning_rate
 
 KINDS = ("single", "layerwise")
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every model with one rate and with layer-wise rates, at its default rate for AdamW."""
-    models = [settings.model] if settings.model else MODELS[: 1 if settings.quick else None]
-    cells = [{"model": model, "kind": kind} for model in models for kind in KINDS]
+    cells = [{"model": model, "kind": kind} for model in settings.models(MODELS) for kind in KINDS]
     return settings.jobs(measure, "{model}-{kind}-seed{seed}", cells)
 
 
@@ -37,54 +34,41 @@ def measure(model: str, kind: str, **common: Any) -> dict[str, Any]:
     The multiplier is 1 / √(mean of v / (1 − β₂ᵗ)) over the elements of a weight: elements whose gradient vanishes would
     decide a mean of 1 / √v. `eta` are the multipliers of LWLR for all layers.
     """
-    lr, decay = learning_rate(model, "adamw"), WEIGHT_DECAY["adamw"]
-    recipe = recipe_of(model=model, optimizer="adamw", lr=lr, weight_decay=decay, **FIELDS[kind], **common)
-    trainers: list[Trainer] = []
-
-    def made(trainer: Trainer) -> SGD | AdamW | Lion:
-        trainers.append(trainer)
-        return new_optimizer(recipe, trainer.model, trainer.rates)
-
-    found = train(recipe, optimizer=made).last
-    [trainer] = trainers
+    recipe = recipe_of(model=model, optimizer="adamw", lr=learning_rate(model, "adamw"), **FIELDS[kind], **common)
+    found = train(recipe)
+    trainer: Any = found.trainer
     state, correction = trainer.optimizer.state, 1 - recipe.betas[1] ** trainer.step
     weights = [param for param in trainer.model.parameters() if param.dim() > 1]
     variances = [state[weight]["exp_avg_sq"].mean().item() / correction for weight in weights]
     eta = None if trainer.rates is None else list(trainer.rates.values())
-    return {"multiplier": [variance**-0.5 for variance in variances], "eta": eta, **found}
+    return {"multiplier": [variance**-0.5 for variance in variances], "eta": eta, **found.last}
+
+
+def over_seeds(read: Callable[[Any, Any], Any], form: str = "{:.2f}") -> Value:
+    """The mean over seeds of a number of the multipliers with one rate and with layer-wise rates."""
+
+    def found(of: Any) -> str:
+        single, layerwise = (of[of.kind == kind].set_index("seed").multiplier for kind in KINDS)
+        return cell([float(read(np.array(single[seed]), np.array(layerwise[seed]))) for seed in single.index], form)
+
+    return found
+
+
+def named(results: Any) -> Any:
+    """The results with the names of the rates."""
+    return results.assign(rates=results.kind.map(RATES))
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Ratio and rank correlation of the multipliers with layer-wise rates and with one rate, for each model."""
-
-    def pairs(of: Any) -> list[tuple[Any, Any]]:
-        """Multipliers with one rate and with layer-wise rates, for each seed."""
-        single, layerwise = (of[of.kind == kind].set_index("seed").multiplier for kind in KINDS)
-        return [(np.array(single[seed]), np.array(layerwise[seed])) for seed in single.index]
-
-    def accuracies(of: Any) -> list[str]:
-        return [cell(of[of.kind == kind].test_accuracy, "{:.2f}") for kind in KINDS]
-
-    def over_layers(of: Any, read: Any) -> str:
-        return cell([float(read(layerwise / single)) for single, layerwise in pairs(of)], "{:.2f}")
-
-    def correlation(of: Any) -> str:
-        return cell([float(spearmanr(*pair).statistic) for pair in pairs(of)], "{:.2f}")
-
-    def spread(of: Any) -> str:
-        return cell([max(eta) / min(eta) for eta in of[of.kind == "layerwise"].eta], "{:.0f}")
-
-    def own_spread(of: Any) -> str:
-        return cell([float(single.max() / single.min()) for single, _ in pairs(of)], "{:.0f}")
-
-    columns: Any = {
-        "rank correlation": correlation,
-        "ratio: median": lambda of: over_layers(of, np.median),
-        "lowest": lambda of: over_layers(of, np.min),
-        "highest": lambda of: over_layers(of, np.max),
-        "multipliers: highest / lowest": own_spread,
-        "η: highest / lowest": spread,
-        tuple(f"test accuracy %, {RATES[kind]}" for kind in KINDS): accuracies,
+    values: Any = {
+        "rank correlation": over_seeds(lambda single, layerwise: spearmanr(single, layerwise).statistic),
+        "ratio: median": over_seeds(lambda single, layerwise: np.median(layerwise / single)),
+        "lowest": over_seeds(lambda single, layerwise: np.min(layerwise / single)),
+        "highest": over_seeds(lambda single, layerwise: np.max(layerwise / single)),
+        "multipliers: highest / lowest": over_seeds(lambda single, _: single.max() / single.min(), "{:.0f}"),
+        "η: highest / lowest": lambda of: cell([max(eta) / min(eta) for eta in of.eta.dropna()], "{:.0f}"),
+        **across("rates", [RATES[kind] for kind in KINDS], {"test accuracy %, {}": ("test_accuracy", "{:.2f}")}),
         "paper": lambda of: "mostly unchanged" if "resnet" in of.model.iloc[0] else "",
     }
     notes = [
@@ -94,15 +78,14 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "paper: Figure 8, ResNet-50 on ImageNet, 90 epochs, in words",
     ]
     title = "multipliers of AdamW, with layer-wise rates and with one"
-    return [summary(title, results, {"net": "model"}, columns, notes)]
+    return [summary(title, named(results), {"net": "model"}, values, notes)]
 
 
 def draw(results: Any) -> Figure:
     """Multipliers over the weights of each model."""
-    of = results.assign(rates=results.kind.map(RATES)).explode("multiplier")
-    of = of.assign(layer=of.groupby("name").cumcount())
     names = ("weight, in order of the model", "1 / √v,\nmean and range of seeds")
-    return bands(of, x="layer", y="multiplier", labels=names, log="y", hue="rates", col="model")
+    of = unrolled(named(results), "multiplier", "layer")
+    return bands(of, x="layer", y="multiplier", labels=names, log="y", hue="rates", panel=("model",))
 
 
 STUDY = Study("lwlr-adam", __doc__, jobs, tables, draw, epochs=40)

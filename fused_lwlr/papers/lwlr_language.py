@@ -1,13 +1,10 @@
 """A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations (Initializing the
 Layer-wise Learning Rate, Table 1).
-
-The paper has no text; its most similar model is a vision Transformer.
 """
 
-from typing import Any
-
+from fused_lwlr.papers import lwlr_vs_single
 from fused_lwlr.papers.language import Arm, study
-from fused_lwlr.papers.lwlr_vs_single import PAPER
+from fused_lwlr.papers.tables import said
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
@@ -18,7 +15,13 @@ RATES = {"single": "single", "layerwise": "layer-wise", "longer": "single, 1.15 
 CALIBRATION = 30
 """Minibatches."""
 LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}
-COLORS = {"single": "0.45", "layer-wise": "#d1495b", "single, 1.15 × the steps": "#00798c"}
+COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
+PAPER = {
+    (optimizer, STARTS["lwlr"], RATES[rates]): f"{accuracy:.2f}"
+    for (net, optimizer), figures in lwlr_vs_single.PAPER.items() if net == "vit"
+    for rates, accuracy in zip(("single", "layerwise"), figures, strict=True)
+}  # fmt: skip
+"""The accuracies of a ViT, which starts from LWLR's initialization."""
 
 
 def arm(optimizer: str, start: str, rates: str) -> Arm:
@@ -31,13 +34,6 @@ def arm(optimizer: str, start: str, rates: str) -> Arm:
     if rates == "longer":
         fields |= {"rates": "single", "longer": 1.15}
     return Arm(labels, fields, LRS[optimizer])
-
-
-def _paper(arm: Any) -> str:
-    """The accuracy of a ViT, which starts from LWLR's initialization."""
-    if arm["initialization"] != STARTS["lwlr"]:
-        return ""
-    return f"{PAPER['vit', arm['optimizer']][arm['rates'] == RATES['layerwise']]:.2f}"
 
 
 STUDY = study(
@@ -54,14 +50,11 @@ STUDY = study(
     quick=slice(3, 5),
     text={
         "title": "pre-LN Transformer: a single rate and layer-wise ones",
-        "paper": ("paper: ViT", _paper),
+        "paper": {"paper: ViT": said(PAPER, "optimizer", "initialization", "rates")},
         "notes": [
             f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
             "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",
         ],
     },
-    col=("optimizer",),
-    hue="rates",
-    style="initialization",
-    colors=COLORS,
+    lines={"panel": ("optimizer",), "hue": "rates", "style": "initialization", "palette": COLORS},
 )

@@ -11,11 +11,11 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import calibrate
 from fused_lwlr.data.minibatches import minibatches
-from fused_lwlr.papers.figures import band, panels
+from fused_lwlr.papers.figures import band, panels, unrolled
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train, trainer_of
-from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
+from fused_lwlr.training.defaults import learning_rate
 from fused_lwlr.training.setup import load_data, new_optimizer
 
 MODELS = ("resnet", "vit")
@@ -34,7 +34,7 @@ PAPER_ACCURACY = 77.15
 
 def jobs(settings: Settings) -> list[Job]:
     """A calibration for every model, number and size of minibatches; some train with the result."""
-    models = [settings.model] if settings.model else MODELS[: 1 if settings.quick else None]
+    models = settings.models(MODELS)
     epoch = len(load_data(recipe_of(model=models[0], **settings.common)).train) // BATCH_SIZE
     most = 4 if settings.quick else max(MOST, epoch)
     sizes = [(t, BATCH_SIZE) for t in (*(10**i for i in range(9) if 10**i < most), most)]
@@ -52,7 +52,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 def measure(model: str, steps: int, batch_size: int, trained: bool, **common: Any) -> dict[str, Any]:
     """Multipliers after `steps` minibatches, and the test accuracy in % of SGD with them."""
-    recipe = recipe_of(model=model, lr=learning_rate(model, "sgd"), weight_decay=WEIGHT_DECAY["sgd"], **common)
+    recipe = recipe_of(model=model, lr=learning_rate(model, "sgd"), **common)
     trainer = trainer_of(recipe)
     batches = minibatches(
         trainer.data.train, batch_size, trainer.world.device, seed=recipe.seed, steps=steps, workers=trainer.workers
@@ -88,36 +88,31 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     def off(of: Any, reference: bool) -> list[str]:
         return ["0", "0"] if reference else [cell(of.largest, "{:.2f}"), cell(of["mean"], "{:.2f}")]
 
-    first = summary(
-        f"multipliers after T minibatches of {BATCH_SIZE}, against T = {last}",
-        deviations(of_size, last).assign(T=of_size.steps.astype(str)),
-        {"model": "model", "T": "T"},
-        {
-            ("max deviation %", "mean deviation %"): lambda of: off(of, (of.steps == last).all()),
-            "test accuracy %": lambda of: cell(of.test_accuracy, "{:.2f}") if of.trained.all() else "",
-            ("paper: max", "mean", "accuracy"): paper,
-        },
-        [
-            f"{settings.data}, mean ± standard deviation over {settings.seeds} seeds; accuracy after "
-            f"{settings.epochs} epochs of SGD",
-            f"paper: Table 3, ResNet-50 on ImageNet, minibatches of 256; its last row is T = 5004, an epoch, ours "
-            f"T = {last}",
-        ],
-    )
-    of_sizes = deviations(results, at).assign(many=at * BATCH_SIZE // results.batch_size)
-    second = summary(
-        f"multipliers by the size of minibatches, against T = {at} of {BATCH_SIZE}",
-        pandas.concat([of.sort_values("batch_size", kind="stable") for _, of in of_sizes.groupby("model", sort=False)]),
-        {"model": "model", "minibatch": "batch_size", "T of as many images": "many"},
-        {
-            ("T = 1: max %", "mean %"): lambda of: off(of[of.steps == 1], False),
-            ("as many images: max %", "mean %"): lambda of: off(
-                of[of.steps == of.many], of.batch_size.iloc[0] == BATCH_SIZE
-            ),
-        },
-        ["the paper has no figures for this"],
-    )
-    return [first, second]
+    values = {
+        ("max deviation %", "mean deviation %"): lambda of: off(of, (of.steps == last).all()),
+        "test accuracy %": lambda of: cell(of.test_accuracy, "{:.2f}") if of.trained.all() else "",
+        ("paper: max", "mean", "accuracy"): paper,
+    }
+    notes = [
+        f"{settings.data}, mean ± standard deviation over {settings.seeds} seeds; accuracy after {settings.epochs} "
+        "epochs of SGD",
+        "paper: Table 3, ResNet-50 on ImageNet, minibatches of 256; its last row is T = 5004, an epoch, ours T = "
+        f"{last}",
+    ]
+    title = f"multipliers after T minibatches of {BATCH_SIZE}, against T = {last}"
+    numbers = deviations(of_size, last).assign(T=of_size.steps.astype(str))
+    first = summary(title, numbers, {"model": "model", "T": "T"}, values, notes)
+    values = {
+        ("T = 1: max %", "mean %"): lambda of: off(of[of.steps == 1], False),
+        ("as many images: max %", "mean %"): lambda of: off(
+            of[of.steps == of.many], of.batch_size.iloc[0] == BATCH_SIZE
+        ),
+    }
+    title = f"multipliers by the size of minibatches, against T = {at} of {BATCH_SIZE}"
+    sizes = deviations(results, at).assign(many=at * BATCH_SIZE // results.batch_size)
+    ordered = [of.sort_values("batch_size", kind="stable") for _, of in sizes.groupby("model", sort=False)]
+    labels = {"model": "model", "minibatch": "batch_size", "T of as many images": "many"}
+    return [first, summary(title, pandas.concat(ordered), labels, values, ["the paper has no figures for this"])]
 
 
 def draw(results: Any) -> Figure:
@@ -134,11 +129,11 @@ def draw(results: Any) -> Figure:
     band(left, curves, x="steps", y="deviation", labels=names, title="", log="xy", marker="o", **style)
     for axes, model in zip(others, models, strict=True):
         many = min(SIZES_AT, last) * BATCH_SIZE // results.batch_size
-        of = results[(results.model == model) & (results.steps == many)].explode("eta")
-        of = of.assign(layer=of.groupby("name").cumcount(), minibatches="of " + of.batch_size.astype(str))
+        of = unrolled(results[(results.model == model) & (results.steps == many)], "eta", "layer")
+        of = of.assign(minibatches="of " + of.batch_size.astype(str))
         names = ("layer, in order of depth", "multiplier η")
         band(axes, of, x="layer", y="eta", labels=names, title=model, log="", hue="minibatches", marker=".")
     return figure
 
 
-STUDY = Study("lwlr-T", __doc__, jobs, tables, draw)
+STUDY = Study("lwlr-T", __doc__, jobs, tables, draw, epochs=10)

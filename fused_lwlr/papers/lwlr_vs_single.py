@@ -7,28 +7,27 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, cell, summary, where
+from fused_lwlr.papers.tables import Table, across, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
+from fused_lwlr.training.defaults import learning_rate
 from fused_lwlr.training.presets import resolve
 
 MODELS = ("resnet", "vit")
 OPTIMIZERS = ("sgd", "adamw")
 FACTORS = (1 / 9, 1 / 3, 1, 3, 9, 27)
 """Multiples of the base rate (`training.defaults`): the grid of every arm."""
+TOKENS = ("cls_token", "pos_embed")
 RATES = {"single": "single", "layerwise": "layer-wise", "spared": "layer-wise but tokens"}
 """The kinds of rates that are compared, and what tables call them. The last, of a ViT, has η = 1 for `TOKENS`."""
-TOKENS = ("cls_token", "pos_embed")
 FIELDS: dict[str, dict[str, Any]] = {
     "single": {"rates": "single"},
     "layerwise": {"rates": "layerwise"},
     "spared": {"rates": "layerwise", "rates_exclude": TOKENS},
 }
 """The fields of a recipe for each kind of rates."""
-GRID = Grid(("model", "optimizer", "kind"))
+GRID = Grid({name: name for name in ("model", "optimizer", "rates")}, rivals=dict.fromkeys(RATES.values(), "single"))
 COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
 PRESETS = {"timm:resnet50": "resnet50", "timm:vit_small_patch16_224": "vit-s"}
 """The paper's models, which are trained by a preset of `fused-lwlr train`: with its rate, batch, warm-up and
@@ -45,11 +44,10 @@ PAPER = {
 
 def jobs(settings: Settings) -> list[Job]:
     """All kinds of rates, with every model and optimizer, over a grid of learning rates."""
-    few = 1 if settings.quick else None
     cells = [
         {"model": model, "optimizer": optimizer, "kind": kind, "factor": factor}
-        for model in ([settings.model] if settings.model else MODELS[:few])
-        for optimizer in OPTIMIZERS[:few]
+        for model in settings.models(MODELS)
+        for optimizer in settings.few(OPTIMIZERS, 1)
         for kind in RATES if kind != "spared" or _family(model) == "vit"
         for factor in ((1,) if model in PRESETS else FACTORS[2:4] if settings.quick else FACTORS)
     ]  # fmt: skip
@@ -68,7 +66,7 @@ def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any)
         recipe = recipe_of(warmup=None, **preset | fields)
     else:
         lr = float(f"{factor * learning_rate(model, optimizer):.2g}")
-        recipe = recipe_of(model=model, optimizer=optimizer, lr=lr, weight_decay=WEIGHT_DECAY[optimizer], **fields)
+        recipe = recipe_of(model=model, optimizer=optimizer, lr=lr, **fields)
     return {"lr": recipe.lr, **train(recipe, tuned=model not in PRESETS).last}
 
 
@@ -86,34 +84,30 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         return f"{said[0]:.2f} → {said[1]:.2f}" if said and of.kind.iloc[0] == "layerwise" else ""
 
     how = "the best of its grid by the loss on a fifth of the training images, which no training has"
+    spared = [f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out"]
     notes = [
         settings.over,
         comparison.NOTE,
         f"at: the learning rate of the arm, {'that of the preset' if own else how}",
+        *(spared if "spared" in set(best.kind) else []),
         "paper: Table 1, a single rate → layer-wise ones, one run each: ResNet-50 after 90 epochs of ImageNet, and "
         "ViT-S/16 after 300; basic augmentation",
     ]
-    if "spared" in set(best.kind):
-        notes.insert(3, f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out")
-    first = summary(
-        f"test accuracy in %: a single rate and layer-wise ones{'' if own else ', each at its best learning rate'}",
-        best[best.kind != "single"],
-        {name: name for name in ("model", "optimizer", "rates")},
-        {
-            "single": lambda of: at(arms[of.model.iloc[0], of.optimizer.iloc[0], "single"]),
-            "layer-wise": at,
-            comparison.COLUMNS: GRID.over(best, dict.fromkeys(RATES, "single"), "test_accuracy", "{:+.2f}"),
-            "paper": paper,
-        },
-        notes,
-    )
+    values = {
+        "single": lambda of: at(arms[of.model.iloc[0], of.optimizer.iloc[0], "single"]),
+        "layer-wise": at,
+        **GRID.over(best, "test_accuracy", "{:+.2f}"),
+        "paper": paper,
+    }
+    each = "" if own else ", each at its best learning rate"
+    title = f"test accuracy in %: a single rate and layer-wise ones{each}"
+    first = summary(title, best[best.kind != "single"], GRID.by, values, notes)
     if own:
         return [first]
-    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
     kinds = [kind for kind in RATES.values() if kind in set(results.rates)]
-    columns = {f"{name}, {kind}": where("rates", kind, of) for name, of in values.items() for kind in kinds}
+    values = {"held-out loss, {}": ("val_loss", "{:.3f}"), "test %, {}": ("test_accuracy", "{:.1f}")}
     labels = {name: name for name in ("model", "optimizer", "lr")}
-    return [first, summary("all learning rates", results, labels, columns)]
+    return [first, summary("all learning rates", results, labels, across("rates", kinds, values))]
 
 
 def _family(model: str) -> str:
@@ -125,11 +119,8 @@ def _family(model: str) -> str:
 
 def draw(results: Any) -> Figure:
     """Test accuracy over learning rates: a panel for each model and optimizer."""
-    of = results.assign(rates=results.kind.map(RATES), panel=results.model + ", " + results.optimizer)
-    return bands(
-        of, x="lr", y="test_accuracy", labels=("learning rate", ACCURACY), hue="rates", palette=COLORS, col="panel",
-        facet_kws={"sharex": False, "sharey": False},
-    )  # fmt: skip
+    of = results.assign(rates=results.kind.map(RATES))
+    return GRID.draw(of, hue="rates", palette=COLORS, panel=("model", "optimizer"), free="xy")
 
 
-STUDY = Study("lwlr-vs-single", __doc__, jobs, tables, draw, grid=GRID)
+STUDY = Study("lwlr-vs-single", __doc__, jobs, tables, draw, grid=GRID, epochs=10)

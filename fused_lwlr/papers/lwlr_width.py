@@ -13,14 +13,10 @@ from matplotlib.figure import Figure
 
 from fused_lwlr import multipliers
 from fused_lwlr.models.build import build
-from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import ON_FASHION_MNIST, Job, Settings, Study
-from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
-from fused_lwlr.papers.lwlr_fashion import BATCH, CALIBRATION
-from fused_lwlr.papers.lwlr_networks import SIDE
-from fused_lwlr.papers.tables import Table, summary, where
+from fused_lwlr.papers import images
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Table, across, summary
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.setup import load_data, new_model, new_optimizer
 
 WIDTHS = (4, 8, 16)
@@ -32,31 +28,20 @@ ARMS: dict[str, dict[str, Any]] = {
     "LWLR": {"init": "lwlr", "rates": "layerwise"},
 }
 """Fields of a recipe."""
-RIVALS = {"μP": CONTROL, "LWLR": CONTROL}
 FIRST = (0.1, 0.3, 1.0)
-"""The rates that every arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
-GRID = Grid(("width", "arm"), choosing=CHOOSING, ladder=LADDER)
+GRID = images.ladder({"width": "width", "rates": "arm"}, {"μP": CONTROL, "LWLR": CONTROL})
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm of every width at the first rates, with the seeds that choose."""
-    few = 2 if settings.quick else None
-    cells = [{"width": width, "arm": arm, "lr": lr} for width in WIDTHS[:few] for arm in ARMS for lr in FIRST[:few]]
-    return settings.jobs(
-        measure, "width{width}-{arm}-lr{lr:g}-seed{seed}", cells, seeds=CHOOSING, common=settings.on_images(SIDE)
-    )
+    widths, lrs = (settings.few(values, 2) for values in (WIDTHS, FIRST))
+    cells = [{"width": width, "arm": arm, "lr": lr} for width in widths for arm in ARMS for lr in lrs]
+    return images.jobs(settings, measure, "width{width}-{arm}-lr{lr:g}-seed{seed}", cells, side=16)
 
 
 def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
-    """Train; the loss on held-out images, the training loss, and the test accuracy in % after the last step.
-
-    Also the names of the convolutions and of the linear layer, and their multipliers.
-    """
-    own: dict[str, Any] = {
-        "optimizer": "sgd", "batch_size": BATCH, "calibration_steps": CALIBRATION, "weight_decay": WEIGHT_DECAY["sgd"],
-        "eval_every": 10**9,
-    }  # fmt: skip
-    recipe = recipe_of(**{**own, **ARMS[arm], **common, "model": f"davidnet{width}"})
+    """As `images.last`, with the names of the convolutions and of the linear layer, and their multipliers."""
+    recipe = recipe_of(**{**images.FIELDS, **ARMS[arm], **common, "model": f"davidnet{width}"})
     data = load_data(recipe)
     model = new_model(recipe, classes=len(data.classes), **data.sizes)
     given = None
@@ -71,29 +56,27 @@ def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
         recipe, model=model, tuned=True,
         optimizer=lambda trainer: new_optimizer(recipe, trainer.model, given or trainer.rates),
     )  # fmt: skip
-    rates = given or found.rates or dict.fromkeys(weights, 1.0)
+    rates = given or (found.trainer and found.trainer.rates) or dict.fromkeys(weights, 1.0)
     return {**found.last, "layers": weights, "eta": [rates[name] for name in weights]}
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Accuracies at the best rates and at all rates, the best rates over the width, and multipliers."""
     notes = [
-        f"DavidNet, SGD with momentum, {settings.over}; batches of {BATCH} images; a tenth is warm-up, then a cosine",
+        f"DavidNet, SGD with momentum, {settings.over}; {images.SCHEDULE}",
         "width: channels of the first convolution",
         f"one rate and μP: PyTorch's initialization, μP with a base of width {WIDTHS[0]} and with output weights of "
-        f"variance 1 / fan_in²; LWLR: its own initialization, multipliers of {CALIBRATION} minibatches",
+        f"variance 1 / fan_in²; LWLR: its own initialization, {images.MULTIPLIERS}",
         f'difference: test accuracy in points minus "{CONTROL}"',
         "paper: Figure 13, CIFAR-10, in words: LWLR tolerates larger learning rates, but is slightly less accurate",
     ]
-    title = "DavidNet, each arm and width at its best learning rate"
-    labels = {"width": "width", "rates": "arm"}
-    first, every = GRID.tables(results, title=title, labels=labels, rivals=RIVALS, notes=notes)
-    best, widths = GRID.best(results), sorted(set(results.width))
-    columns: Any = {f"width {width}": where("width", width, GRID.rate_of) for width in widths}
-    over = summary("the best learning rate over the width", best, {"rates": "arm"}, columns)
+    first, every = GRID.tables(results, "DavidNet, each arm and width at its best learning rate", notes)
+    widths = sorted(set(results.width))
+    columns = across("width", widths, {"width {}": GRID.rate_of})
+    over = summary("the best learning rate over the width", GRID.best(results), {"rates": "arm"}, columns)
     once = results.drop_duplicates(["width", "arm", "seed"])  # multipliers do not depend on the rate
-    layers = pandas.concat([once[once.arm == arm] for arm in RIVALS]).explode(["layers", "eta"])
-    columns = {f"η at width {width}": where("width", width, ("eta", "{:.3f}")) for width in widths}
+    layers = pandas.concat([once[once.arm == arm] for arm in GRID.rivals]).explode(["layers", "eta"])
+    columns = across("width", widths, {"η at width {}": ("eta", "{:.3f}")})
     said = (
         "paper: Figure 14, in words: multipliers of LWLR do not depend on the width, except in the last few layers; μP "
         "scales the first convolution, the linear layer, and the parameters of batch normalization"
@@ -104,10 +87,17 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 def draw(results: Any) -> Figure:
     """Test accuracy over the learning rate: a panel for each arm, a line for each width."""
-    of, names = GRID.of_choice(results), ("learning rate", ACCURACY)
-    of = of.assign(channels=of.width.astype(str))
-    return bands(of, x="lr", y="test_accuracy", labels=names, hue="channels", col="arm")
+    return GRID.draw(results.assign(channels=results.width.astype(str)), hue="channels", panel=("arm",))
 
 
-OPTIONS = ON_FASHION_MNIST | {"options": "data steps seeds set"}
-STUDY = Study("lwlr-width", __doc__, jobs, tables, draw, grid=GRID, steps=200, **OPTIONS)
+STUDY = Study(
+    "lwlr-width",
+    __doc__,
+    jobs,
+    tables,
+    draw,
+    grid=GRID,
+    steps=200,
+    data="fashion-mnist",
+    options="data steps seeds set",
+)

@@ -1,7 +1,5 @@
 """Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise Learning
 Rate, Figure 7, Table 2 and Figure 1).
-
-Figure 7 has training losses, Table 2 and Figure 1 accuracies.
 """
 
 from itertools import pairwise
@@ -15,9 +13,8 @@ from fused_lwlr import NormalizedGradientAdaptive, lwlr_init_, multipliers
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, cell, summary, where
+from fused_lwlr.papers.tables import Table, across, cell, said, summary
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.setup import load_data, new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
@@ -48,7 +45,7 @@ and the rate of LARC, are from the appendix. The best rate of a 2x128 net is ins
 DEPTH = {"depth-increasing": multipliers.depth_increasing, "depth-decreasing": multipliers.depth_decreasing}
 MUP = ("mup", "AdamW-mup")
 QUICK = ("single", "LWLR", "mup", "LAMB")
-GRID = Grid(("method", "size"), score="train_loss")
+GRID = Grid({"method": "method", "size": "size"}, score="train_loss")
 
 LOW = 0.1
 """A training loss that a usable rate reaches; guessing among ten classes has 2.3."""
@@ -67,7 +64,7 @@ def jobs(settings: Settings) -> list[Job]:
     cells = [
         {"method": name, "size": size, "lr": float(f"{METHODS[name][0] * factor:.3g}")}
         for name in names if not (settings.model and name in MUP)
-        for size in ([settings.model] if settings.model else SIZES[: 1 if settings.quick else None])
+        for size in settings.models(SIZES)
         for factor in (FACTORS[1:4:2] if settings.quick else FACTORS)
     ]  # fmt: skip
     common = {"model": settings.model, **settings.common}
@@ -76,10 +73,9 @@ def jobs(settings: Settings) -> list[Job]:
 
 def measure(method: str, size: str, model: str | None, **common: Any) -> dict[str, Any]:
     """Train a perceptron of `size` "DEPTHxWIDTH", or a model; the last training loss, and test accuracy in %."""
-    fields = {"optimizer": "sgd", "model": model or "resnet", **METHODS[method][1]}
     # the perceptrons should overfit
-    fields["weight_decay"] = WEIGHT_DECAY[fields["optimizer"]] if model else 0.0
-    recipe = recipe_of(**fields, **common)
+    fields = {"model": model} if model else {"model": "resnet", "weight_decay": 0.0}
+    recipe = recipe_of(**fields, **METHODS[method][1], **common)
     network, given = perceptron(method, size, load_data(recipe), recipe.seed) if model is None else (None, None)
 
     def optimizer(trainer: Trainer) -> Any:
@@ -123,8 +119,8 @@ def perceptron(method: str, size: str, data: Any, seed: int) -> tuple[nn.Sequent
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """The best loss of each method and size, the rates that work, and test accuracies."""
-    best = GRID.best(results)
-    sizes, grid = list(results["size"].unique()), results.groupby("method").lr.nunique().iloc[0]
+    best, label = GRID.best(results), {"method": "method"}
+    sizes, grid = results["size"].unique(), results.groupby("method").lr.nunique().iloc[0]
     drawn_as = "; sizes are depth x width of a perceptron; all but μP start from the initialization of LWLR"
 
     def works(of: Any) -> str:
@@ -134,45 +130,35 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     def lowest(of: Any) -> str:
         return f"{cell(of.train_loss, '{:.4f}')} at {GRID.rate_of(of)}"
 
-    first = summary(
-        f"lowest training loss over {grid} learning rates",
-        best,
-        {"method": "method"},
-        {f"{size}: loss at lr": where("size", size, lowest) for size in sizes},
-        [
-            settings.over + ("" if settings.model else drawn_as),
-            "paper, Figure 7, as its text has it: SGD-NG bears higher rates but does not reach low losses; SGD-NG_adap "
-            "reaches them; LWLR does so over more rates",
-        ],
-    )
-    second = summary(
-        f"how many of {grid} learning rates work",
-        results,
-        {"method": "method"},
-        {size: where("size", size, works) for size in sizes},
-        [f"work: the mean training loss is {LOW:g} at most"],
-    )
-    accuracies = {size: where("size", size, ("test_accuracy", "{:.2f}")) for size in sizes}
-    third = summary(
-        "test accuracy in % at the rate with the lowest training loss",
-        best,
-        {"method": "method"},
-        accuracies | {"paper": lambda of: PAPER.get(of.method.iloc[0], "")},
-        ["paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"],
-    )
-    return [first, second, third]
+    columns = [
+        across("size", sizes, values)
+        for values in ({"{}: loss at lr": lowest}, {"{}": works}, {"{}": ("test_accuracy", "{:.2f}")})
+    ]
+    notes = [
+        settings.over + ("" if settings.model else drawn_as),
+        "paper, Figure 7, as its text has it: SGD-NG bears higher rates but does not reach low losses; SGD-NG_adap "
+        "reaches them; LWLR does so over more rates",
+    ]
+    paper = "paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"
+    ours = "test accuracy in % at the rate with the lowest training loss"
+    work = [f"work: the mean training loss is {LOW:g} at most"]
+    return [
+        summary(f"lowest training loss over {grid} learning rates", best, label, columns[0], notes),
+        summary(f"how many of {grid} learning rates work", results, label, columns[1], work),
+        summary(ours, best, label, {**columns[2], "paper": said(PAPER, "method")}, [paper]),
+    ]
 
 
 def draw(results: Any) -> Figure:
     """A panel for each method: loss over learning rate, a line for each size; a cross where a seed diverged."""
     kept = results[results.groupby(["method", "size", "lr"]).train_loss.transform(lambda of: of.notna().all())]
-    colors = {size: f"C{number}" for number, size in enumerate(results["size"].unique())}
+    methods, colors = results.method.unique(), {size: f"C{i}" for i, size in enumerate(results["size"].unique())}
     figure = bands(
         kept, x="lr", y="train_loss", labels=("learning rate", "training loss"), log="xy", columns=3, hue="size",
-        palette=colors, marker=".", col="method", col_order=list(results.method.unique()), facet_kws={"sharex": False},
+        palette=colors, marker=".", panel=("method",), col_order=list(methods), free="x",
     )  # fmt: skip
     diverged = results.drop(kept.index)
-    for method, axes in zip(results.method.unique(), figure.axes, strict=True):
+    for method, axes in zip(methods, figure.axes, strict=True):
         of = diverged[diverged.method == method].drop_duplicates(["size", "lr"])
         axes.scatter(of.lr, [TOP] * len(of), c=[colors[size] for size in of["size"]], marker="x", clip_on=False)
         axes.set_ylim(None, TOP)
@@ -180,4 +166,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study("methods", __doc__, jobs, tables, draw, grid=GRID)
+STUDY = Study("methods", __doc__, jobs, tables, draw, grid=GRID, epochs=10)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from statistics import mean, stdev
 from typing import Any
@@ -64,39 +65,49 @@ def cell(values: Iterable[float | None], form: str = "{:.3f}") -> str:
 
 Value = tuple[str, str] | Callable[[Any], str | Sequence[str]]
 """Cells of a row: a column of the results and the format of its mean, or a function of the results of the row."""
+Values = Mapping[Any, Value]
+"""Columns of cells by name; a tuple of names for columns whose cells come from one function."""
 
 
-def summary(
-    title: str,
-    results: Any,
-    labels: Mapping[str, str],
-    values: Mapping[Any, Value],
-    notes: Sequence[str] = (),
-) -> Table:
+def summary(title: str, results: Any, by: Mapping[str, str], values: Values, notes: Sequence[str] = ()) -> Table:
     """A table with a row for each group of results, in their order.
 
     Args:
         results: a data frame of pandas.
-        labels: columns that name a row -> columns of the results, by which these are grouped.
-        values: the other columns; a tuple of names for columns whose cells come from one function.
+        by: columns that name a row -> columns of the results, by which these are grouped.
+        values: the other columns.
     """
     rows = [
         [*map(label, key), *_flat(_found(of, value) for value in values.values())]
-        for key, of in results.groupby(list(labels.values()), sort=False)
+        for key, of in results.groupby(list(by.values()), sort=False)
     ]
-    return Table(title, [*labels, *_flat(values)], rows, notes, labels=len(labels))
+    return Table(title, [*by, *_flat(values)], rows, notes, labels=len(by))
 
 
 def _flat(cells: Iterable[str | Sequence[str]]) -> list[str]:
     return [text for each in cells for text in ([each] if isinstance(each, str) else each)]
 
 
-def where(column: str, wanted: Any, value: Value) -> Value:
-    """A value of the results that have `wanted` in a column; an empty cell without such results."""
+def across(column: str, wanted: Iterable[Any], values: Mapping[str, Value]) -> dict[Any, Value]:
+    """Columns for each value that a column of the results may have, with empty cells where a row has no such results.
 
-    def found(results: Any) -> str | Sequence[str]:
-        of = results[results[column] == wanted]
-        return _found(of, value) if len(of) else ""
+    Args:
+        values: by names of columns, with a place for the value.
+    """
+
+    def found(results: Any, value: Value, of: Any) -> str | Sequence[str]:
+        chosen = results[results[column] == of]
+        return _found(chosen, value) if len(chosen) else ""
+
+    return {name.format(of): partial(found, value=value, of=of) for name, value in values.items() for of in wanted}
+
+
+def said(figures: Mapping[Any, Any], *columns: str) -> Value:
+    """The figure of a paper for the values that a row has in some columns; an empty cell where it has none."""
+
+    def found(results: Any) -> Any:
+        values = tuple(results[list(columns)].iloc[0])
+        return figures.get(values if len(values) > 1 else values[0], "")
 
     return found
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from fused_lwlr import LayerRates
 from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
+from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World, pick_device
@@ -29,7 +29,7 @@ class Trained:
         curve: for text, (steps taken, test loss in nats a token) at every evaluation.
         val_loss: loss after the last step on the data held out for choices; None without such data, or if it diverged.
         problem: the reason if it ended before its last step, or None.
-        rates: the layer-wise rates that it used, or None.
+        trainer: as the training left it.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Trained:
     curve: list[tuple[int, float]] = field(default_factory=list)
     val_loss: float | None = None
     problem: str | None = None
-    rates: LayerRates | None = None
+    trainer: Trainer | None = None
 
     def add(self, record: Record) -> None:
         """Receive a record of the loop."""
@@ -65,7 +65,7 @@ class Trained:
 def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
     """The recipe of a study's training: its own fields, and the fields of `--set`.
 
-    Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`.
+    Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`. Weight decay is the optimizer's default.
 
     Args:
         training: fields by name, as text; they replace others, but `model_args` are added to the study's own.
@@ -76,6 +76,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         ValueError: a recipe has no such field, or a field is out of bounds.
     """
     own: dict[str, Any] = {"rates": "single", "rates_exclude": ()}
+    own["weight_decay"] = WEIGHT_DECAY[fields.get("optimizer", "sgd")]
     if warmup is not None:
         # with `steps` only the fraction of `epochs` counts
         epochs = fields.get("epochs", 1.0)
@@ -120,7 +121,7 @@ def train(
     fit, held_out = hold_out(data) if tuned else (data, None)
     trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
-    found = Trained(rates=trainer.rates)
+    found = Trained(trainer=trainer)
     try:
         Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
     except DivergedError as error:

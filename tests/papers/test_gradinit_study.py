@@ -250,9 +250,9 @@ def test_variants_have_their_arguments(monkeypatch):
     assert {"optimizer": "adam", "normalize": False, "gamma": 25.0} in own
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     scales = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)]
-    named = dict(model.named_parameters())
+    named, others = dict(model.named_parameters()), gradinit_variants.ARGUMENTS["fixed scales of BN"]["select"]
     assert [name for name, param in named.items() if gradinit_variants.is_scale(name, param)] == scales
-    assert [name for name, param in named.items() if not gradinit_variants.is_no_scale(name, param)] == scales
+    assert [name for name, param in named.items() if not others(name, param)] == scales
 
 
 def test_a_variant_with_adamw_by_hand(monkeypatch):

@@ -69,7 +69,7 @@ def results_of(losses):
 
 def tables_of(losses):
     settings = find("gradinit-language").settings(seeds=2)
-    paper = ("paper", lambda arm: "")
+    paper = {"paper": lambda of: ""}
     tables = language.tables(settings, results_of(losses), title="title", paper=paper, notes=[])
     return [[dict(zip(table.columns, row, strict=True)) for row in table.rows] for table in tables]
 

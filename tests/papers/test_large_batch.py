@@ -2,13 +2,13 @@
 
 from quick import asked
 
-from fused_lwlr.papers import large_batch
+from fused_lwlr.papers import images
 from fused_lwlr.papers.large_batch import ARMS
 from fused_lwlr.papers.studies import find
 
 
 def test_what_each_arm_trains(monkeypatch):
-    jobs = asked(find("large-batch"), large_batch, monkeypatch)
+    jobs = asked(find("large-batch"), images, monkeypatch)
     assert len(jobs) == (2 * len(ARMS) + 5) * 3 * 2
     recipes = {(of["arm"], recipe.batch_size): recipe for of, recipe, _ in jobs}
     found = {

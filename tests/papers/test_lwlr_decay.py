@@ -6,7 +6,7 @@ import pandas
 import pytest
 from quick import asked, check, quick_on_files
 
-from fused_lwlr.papers import lwlr_decay, lwlr_fashion
+from fused_lwlr.papers import images, lwlr_decay
 from fused_lwlr.papers.lwlr_decay import DECAYS, LRS
 from fused_lwlr.papers.lwlr_fashion import CONTROL
 from fused_lwlr.papers.studies import find
@@ -27,7 +27,7 @@ TOKENS = ("cls_token", "pos_embed")
     ],
 )
 def test_what_each_arm_trains(options, model, arms, monkeypatch):
-    jobs = asked(STUDY, lwlr_fashion, monkeypatch, **options)
+    jobs = asked(STUDY, images, monkeypatch, **options)
     recipes = {(of["arm"], recipe.lr, recipe.weight_decay): recipe for of, recipe, _ in jobs}
     assert recipes.keys() == {(arm, lr, decay) for arm in arms for lr in LRS for decay in DECAYS}
     assert len(jobs) == 5 * len(recipes)

@@ -4,7 +4,7 @@ import pandas
 import pytest
 from quick import asked, spread
 
-from fused_lwlr.papers import lwlr_fashion
+from fused_lwlr.papers import images
 from fused_lwlr.papers.grid import LADDER
 from fused_lwlr.papers.lwlr_fashion import ARMS, CONTROL
 from fused_lwlr.papers.studies import find
@@ -60,7 +60,7 @@ def test_there_is_no_rate_beyond_the_last():
     ],
 )
 def test_what_each_arm_trains(study, common, monkeypatch):
-    jobs = asked(study, lwlr_fashion, monkeypatch)
+    jobs = asked(study, images, monkeypatch)
     assert len(jobs) == len(ARMS) * 3 * 2
     recipes = {parameters["arm"]: recipe for parameters, recipe, _ in jobs}
     assert [(r.init, r.rates, r.rates_exclude) for r in recipes.values()] == [

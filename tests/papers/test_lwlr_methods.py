@@ -3,7 +3,7 @@
 import pytest
 from quick import asked
 
-from fused_lwlr.papers import lwlr_methods
+from fused_lwlr.papers import images
 from fused_lwlr.papers.studies import find
 
 SGD, ADAMW = ("sgd", 1e-4), ("adamw", 0.1)
@@ -19,7 +19,7 @@ ARMS = {
 @pytest.mark.parametrize("model", [None, "resnet14x4"])
 def test_what_each_arm_trains(model, monkeypatch):
     recipes = {}
-    for of, recipe, _ in asked(find("lwlr-methods"), lwlr_methods, monkeypatch, model=model):
+    for of, recipe, _ in asked(find("lwlr-methods"), images, monkeypatch, model=model):
         recipes.setdefault(of["arm"], []).append(recipe)
     assert list(recipes) == list(ARMS)
     for arm, of in recipes.items():

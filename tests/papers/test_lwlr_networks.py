@@ -3,7 +3,7 @@
 import pytest
 from quick import asked
 
-from fused_lwlr.papers import lwlr_fashion
+from fused_lwlr.papers import images
 from fused_lwlr.papers.lwlr_fashion import CONTROL
 from fused_lwlr.papers.lwlr_networks import FIRST
 from fused_lwlr.papers.studies import find
@@ -19,7 +19,7 @@ OF_ARMS = {
 @pytest.mark.parametrize(("model", "networks"), [(None, NETWORKS), ("resnet14x4", GIVEN)])
 def test_what_each_arm_trains(model, networks, monkeypatch):
     recipes = {}
-    for of, recipe, _ in asked(find("lwlr-networks"), lwlr_fashion, monkeypatch, model=model):
+    for of, recipe, _ in asked(find("lwlr-networks"), images, monkeypatch, model=model):
         recipes.setdefault((recipe.model, recipe.optimizer, of["arm"]), {})[recipe.lr, recipe.seed] = recipe
     # a ResNet has no tokens
     assert list(recipes) == [

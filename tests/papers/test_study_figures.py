@@ -36,7 +36,7 @@ def test_a_line_marks_the_losses_of_trainings_that_diverged():
         {"labels": {"task": "SGD", "arm": "plain"}, "lr": lr, "seed": 0, "loss": loss, "val_loss": loss}
         for lr, loss in ((0.1, 2.0), (1.0, math.nan))
     ]
-    (axes,) = language.draw(pandas.DataFrame(rows), col=["task"], hue="arm", colors={"plain": "C0"}).axes
+    (axes,) = language.draw(pandas.DataFrame(rows), panel=("task",), hue="arm", palette={"plain": "C0"}).axes
     assert [text.get_text() for text in axes.texts] == ["diverged"]
     assert list(axes.lines[0].get_ydata()) == [2.0, language.DIVERGED]
     assert set(axes.lines[-1].get_ydata()) == {language.DIVERGED}

@@ -101,7 +101,7 @@ def test_best(losses, rate):
     rows = [("a", lr, i, loss, NAN if loss is NAN else 1.0) for lr, of in losses.items() for i, loss in enumerate(of)]
     other = [("b", lr, i, 1 / lr, 1.0) for lr in (0.1, 0.3, 1.0) for i in range(2)]
     results = pandas.DataFrame(rows + other, columns=["arm", "lr", "seed", "val_loss", "train_loss"])
-    found = Grid(("arm",)).best(results)
+    found = Grid({"arm": "arm"}).best(results)
     assert [(row.arm, row.lr, row.seed) for row in found.itertuples()] == [
         ("a", rate, 0), ("a", rate, 1), ("b", 1.0, 0), ("b", 1.0, 1),
     ]  # fmt: skip
@@ -111,8 +111,8 @@ def test_more_seeds_at_the_chosen_rate_do_not_change_the_choice():
     losses = {0.1: [1.0, 1.0, 9.0, 9.0], 0.3: [2.0, 2.0]}
     rows = [("a", lr, i, loss, 1.0) for lr, of in losses.items() for i, loss in enumerate(of)]
     results = pandas.DataFrame(rows, columns=["arm", "lr", "seed", "val_loss", "train_loss"])
-    assert set(Grid(("arm",)).best(results).lr) == {0.3}
-    found = Grid(("arm",), choosing=2).best(results)
+    assert set(Grid({"arm": "arm"}).best(results).lr) == {0.3}
+    found = Grid({"arm": "arm"}, choosing=2).best(results)
     assert [(row.lr, row.seed) for row in found.itertuples()] == [(0.1, seed) for seed in range(4)]
 
 
