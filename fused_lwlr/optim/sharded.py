@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS, Factors, Gate, Hyper, Retraction, Scale
+from fused_lwlr.kernels.step_arguments import FACTOR
 from fused_lwlr.kernels.tensors import joined, upload, uploaded
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
@@ -56,8 +57,8 @@ def factors_of(
     weight_decay = numbers([h.decay for h in hyper], sums)[of_row]
     radii = plan.table.radii().double() if options.on_spheres else None
     rho = scale.finalize(sums, plan.scaled & plan.stepped(), gate.clip, lr, weight_decay, radii)
-    factor = sums[:, STEP_STATISTICS.index("scale")]
-    return Factors(factor, scale.target, rho), sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
+    found = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
+    return Factors(sums[:, FACTOR], scale.target, rho), found
 
 
 def numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
