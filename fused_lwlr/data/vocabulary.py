@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.data.sequences import Array, MappedFiles
 from fused_lwlr.extras import import_extra
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.environment import device_name, environment

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.runs.metrics import FILES, read_records, unit_of
 from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints

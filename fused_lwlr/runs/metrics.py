@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training.collectives import from_first, is_first
 from fused_lwlr.training.config_diff import finite
 from fused_lwlr.training.records import Interval, LayerValues, Record, Validation, perplexity

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training.collectives import from_first, gathered, world_size
 from fused_lwlr.training.config_diff import difference, json_values
 from fused_lwlr.training.environment import device_name, environment

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.collectives import from_first, gathered, shared
 from fused_lwlr.training.config_diff import check_config, json_values

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training.collectives import from_first, gathered
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.collectives import from_first
 

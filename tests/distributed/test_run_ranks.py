@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr import LARS, files
-from fused_lwlr.data import Batch
+from fused_lwlr import LARS
+from fused_lwlr.data import Batch, files
 from fused_lwlr.runs.metrics import Metrics, read_records
 from fused_lwlr.runs.provenance import read_starts, record_facts, record_start
 from fused_lwlr.training.checkpoints import Checkpoints

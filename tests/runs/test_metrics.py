@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.runs.metrics import TIMING, Metrics, plain, read_records
 from fused_lwlr.training.records import Interval, LayerValues, Validation
 

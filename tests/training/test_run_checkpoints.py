@@ -12,7 +12,7 @@ import torch
 from steps import OPTIONS, OURS, TORCH, identical
 from tiny_run import CONFIG, everything, network, run_of, train
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training.checkpoints import FORMAT, Checkpoints
 
 

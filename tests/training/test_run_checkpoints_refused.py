@@ -10,7 +10,7 @@ from steps import OPTIONS, OURS, identical
 from tiny_run import everything, network, run_of
 from torch import nn
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training.checkpoints import Checkpoints
 
 

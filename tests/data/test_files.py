@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from fused_lwlr.files import replace, replace_text
+from fused_lwlr.data.files import replace, replace_text
 
 
 def test_the_old_file_stays_until_the_new_one_is_on_the_disk(tmp_path, monkeypatch):
