@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, PolynomialLR, SequentialLR, StepLR
 
+from fused_lwlr import files
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.presets import PRESETS, listing, resolve
 from fused_lwlr.training.processes import World, world_of
@@ -429,8 +430,9 @@ def test_preset_fields_for_another_choice_are_dropped(preset, options, left):
 
 @pytest.mark.parametrize("name", [None, *PRESETS])
 def test_a_recipe_survives_its_file(name, tmp_path):
-    recipe = resolve(name, {"exclude": ("a*", "ü"), "out": 'C:\\x "y"'})
-    (tmp_path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    # a name may be any bytes
+    recipe = resolve(name, {"exclude": ("a*", "ü"), "out": 'C:\\x "y" \x7f \udcff'})
+    files.replace_text(tmp_path / "recipe.toml", recipe.to_toml())
     assert resolve(None, read_recipe(tmp_path / "recipe.toml")) == recipe
 
 
