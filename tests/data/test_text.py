@@ -179,7 +179,7 @@ WRONG = {
     "pipe": ("text:pipe", {}, ValueError, "pipe/a.txt is not a file, nor a link to one: remove it"),
     "loop": ("text:loop", {}, ValueError, "cannot list loop/loop/.*: Too many levels of symbolic links"),
     "short": ("text:text.txt", {"context": 461}, ValueError, "context=461 is too much for .* with 1000 bytes"),
-    "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*: convert it, or"),
+    "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*: convert it"),
     "context": ("text:text.txt", {"context": 0}, ValueError, "context=0 is not positive"),
     "vocabulary": ("text:text.txt", {"vocabulary": "words"}, ValueError, "vocabulary='words' is unknown: choose from"),
 }  # fmt: skip

@@ -190,7 +190,7 @@ WRONG = {
     "training": (no_training, "hf:data", "tokenizer.json", ValueError, "hf:data has no split 'train' but test"),
     "tokenizer": (None, "text:text.txt", "no/such", ValueError, "tokenizer=no/such cannot be loaded: give a file"),
     "no json": (None, "text:text.txt", "text.txt", ValueError, "tokenizer=text.txt cannot be loaded: give a file"),
-    "not UTF-8": (latin, "text:latin.txt", "tokenizer.json", ValueError, "^latin.txt is not UTF-8 .* and no tokenizer$"),
+    "not UTF-8": (latin, "text:latin.txt", "tokenizer.json", ValueError, "latin.txt is not UTF-8 .* and no tokenizer$"),
     "short": (None, "text:text.txt", "tokenizer.json", ValueError, "context=8 is too much for .* with 15 tokens"),
 }  # fmt: skip
 
