@@ -356,6 +356,8 @@ WRONG = [
     ({"nonfinite": "skip", "amp": "fp16"}, "--nonfinite is for --amp none or bf16, but --amp is fp16"),
     ({"nonfinite": "stop"}, "--nonfinite stop: must be 'propagate', 'skip' or 'raise'"),
     ({"master_weights": True}, "--master-weights is for --amp bf16, but --amp is none"),
+    ({"channels_last": True, "fsdp": True}, "--channels-last does not go with --fsdp, which needs contiguous weights: "
+                                            "leave one out"),
     ({"master_weights": True, "amp": "bf16", "fsdp": True}, "--master-weights does not go with --fsdp, which needs "
                                                             "weights of one dtype: leave one out"),
     ({"compile_mode": "max-autotune"}, "--compile-mode needs --compile"),
