@@ -1,7 +1,7 @@
 """The files of a folder of images, by class, in an order that only depends on names."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,18 +102,28 @@ def _folders(root: Path) -> list[str]:
 def _images(root: Path, classes: list[str]) -> list[list[str]]:
     # on a network disk, listing is mostly waiting
     with ThreadPoolExecutor(16) as pool:
-        files = list(pool.map(lambda name: list(_walk(os.path.join(root, name))), classes))
+        files = list(pool.map(lambda name: list(files_below(os.path.join(root, name), EXTENSIONS)), classes))
     for name, found in zip(classes, files, strict=True):
         if not found:
             raise ValueError(f"{root / name} holds no images ({', '.join(sorted(EXTENSIONS))}): add some, or remove it")
     return files
 
 
-def _walk(folder: str) -> Iterator[str]:
+def files_below(folder: str, extensions: Collection[str]) -> Iterator[str]:
+    """The files of a folder and the folders in it, also behind links, in the order of their paths.
+
+    Names that begin with a dot are left out.
+
+    Args:
+        extensions: in lower case, each with its dot.
+
+    Raises:
+        ValueError: a folder cannot be listed.
+    """
     for name, path, is_folder in _entries(folder):
         if is_folder:
-            yield from _walk(path)
-        elif os.path.splitext(name)[1].lower() in EXTENSIONS:
+            yield from files_below(path, extensions)
+        elif os.path.splitext(name)[1].lower() in extensions:
             yield path
 
 

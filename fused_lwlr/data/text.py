@@ -1,6 +1,7 @@
 """Text for training: sequences of tokens and the token that follows each of them, or pairs for translation."""
 
 import hashlib
+import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from fused_lwlr.data.folder import files_below
 from fused_lwlr.data.hub import HUB, open_documents, texts
 from fused_lwlr.data.pairs import PAIRS, open_pairs
 from fused_lwlr.data.sequences import MappedFiles, Sequences, Tokens
@@ -111,7 +113,7 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
         raw: Tokens = np.frombuffer(text.encode(), np.uint8)
         parts = [([text], hashlib.sha256(text.encode()).hexdigest())]
     else:
-        paths = _paths(Path(source.removeprefix(FILES)))
+        paths = _paths(source.removeprefix(FILES))
         raw = MappedFiles(paths)
         key = "\n".join(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
         parts = [(_decoded(paths), key)]
@@ -143,16 +145,19 @@ def _python_docs() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
-def _paths(path: Path) -> list[Path]:
-    """A file, or the files `*.txt` of a folder in the order of their paths."""
-    if path.is_file():
-        found = [path]
-    elif path.is_dir():
-        found = sorted(each for each in path.rglob("*.txt") if each.is_file())
+def _paths(path: str) -> list[Path]:
+    """A file, or the files `*.txt` of a folder and of the folders in it."""
+    if os.path.isfile(path):
+        found = [Path(path)]
+    elif os.path.isdir(path):
+        found = list(map(Path, files_below(path, {".txt"})))
         if not found:
             raise FileNotFoundError(f"{path} has no file *.txt: give a folder of them, or a file")
     else:
         raise FileNotFoundError(f"there is no file or folder {path}: give the path of a text, text:FILE")
+    for each in found:
+        if not each.is_file():
+            raise ValueError(f"{each} is not a file, nor a link to one: remove it, or mend it")
     if not any(each.stat().st_size for each in found):
         raise ValueError(f"{path} is empty: give a text")
     return found
@@ -166,4 +171,6 @@ def _decoded(paths: Sequence[Path]) -> Iterator[str]:
                 while lines := file.readlines(1 << 14):
                     yield "".join(lines)
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({error.reason}): give vocabulary='bytes'") from error
+            raise ValueError(
+                f"{path} is not UTF-8 ({error.reason}): convert it, or give vocabulary='bytes' and no tokenizer"
+            ) from error

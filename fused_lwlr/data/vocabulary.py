@@ -88,7 +88,8 @@ class Tokenizer:
         """
         from filelock import FileLock  # comes with tokenizers
 
-        name = hashlib.sha256(f"{key}\n{self.inner.to_str()}".encode()).hexdigest()[:32]
+        # names of files may be any bytes
+        name = hashlib.sha256(f"{key}\n{self.inner.to_str()}".encode(errors="surrogateescape")).hexdigest()[:32]
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fused_lwlr" / "tokens"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.bin"

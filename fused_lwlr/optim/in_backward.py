@@ -148,8 +148,9 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
 
     Raises:
         RuntimeError: gradients exist already, the optimizer has such a handle, or a process group exists and a
-            parameter is not sharded by `fully_shard`. Later, by `backward()` or `step()`: a second gradient of a
-            parameter before `optimizer.step()`, a closure, a `torch.amp.GradScaler`, or a capture in a CUDA graph.
+            parameter is not sharded by `fully_shard`, or has `CPUOffloadPolicy` for a GPU with torch before 2.13.
+            Later, by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a closure, a
+            `torch.amp.GradScaler`, or a capture in a CUDA graph.
         TypeError: the optimizer is not from this package.
         ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are not
             initialized yet, are on several devices or share memory.
@@ -182,9 +183,19 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
         raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")
     if find_overlap([local(param) for param in {id(param): param for param in params}.values()]) is not None:
         raise ValueError("parameters share memory: one would be changed while backward() needs another; clone() them")
+    if torch.__version__ < "2.13" and any(map(is_offloaded, params)):
+        raise RuntimeError(
+            f"{called} with CPUOffloadPolicy needs torch 2.13, since older versions run hooks before gradients have "
+            "arrived on the CPU: update torch, or call step() without it"
+        )
     if any(param.grad is not None for param in params):
         raise RuntimeError(f"there are gradients before {called}: call optimizer.zero_grad() first")
     check_final(called, optimizer)
+
+
+def is_offloaded(param: Any) -> bool:
+    """Returns whether `fully_shard` keeps a parameter on the CPU, but computes on another device."""
+    return is_distributed(param) and local(param).device.type == "cpu" != param.device_mesh.device_type
 
 
 def check_final(called: str, optimizer: FusedOptimizer) -> None:

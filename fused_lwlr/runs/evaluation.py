@@ -15,6 +15,7 @@ from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import FIELDS, Recipe, without_pretrained
 from fused_lwlr.training.records import told
 from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import load_weights
 
@@ -54,7 +55,7 @@ def evaluate_only(
                 raise ValueError(f"{folder} has no checkpoint to test: the run was not long enough to write one")
             trainer.step = found.step
             title = f"{folder} after step {found.step}"
-        tested = trainer.test()
+        tested = trainer.test(StopFlag().agree)
     if world.first:
         console.print(f"{title}:")
         for name, each in tested.items():

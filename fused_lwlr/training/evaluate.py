@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import next_tokens
+from fused_lwlr.shards import is_distributed
 from fused_lwlr.training.processes import World
 
 T = TypeVar("T")
@@ -71,13 +72,15 @@ def evaluate(
         mixed: makes the context for the forward passes.
         weights: by name, a context that puts a set of weights into the model.
         agree: called before each batch with whether this process has one. Processes may have different numbers of
-            batches; each calls it until no process has one.
+            batches if the model is not sharded; each calls it until no process has one.
         accuracy: whether to compute top-1 and top-5; false for text.
 
     Raises:
         StoppedError: `agree` returned a stop.
+        ValueError: the model is sharded, and this process has fewer batches than another one.
     """
     model.eval()
+    sharded = any(map(is_distributed, model.parameters()))
     # correct, correct among five, loss and number
     zeros = torch.zeros(4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
     totals = {name: zeros.clone() for name in weights}
@@ -89,6 +92,11 @@ def evaluate(
         if stop:
             raise StoppedError
         if batch is None:
+            if more and sharded:
+                raise ValueError(
+                    f"process {world.rank} has fewer batches to test than another one, which would wait for it: with "
+                    "--fsdp give every process the same number, filled with images of target -1"
+                )
             continue
         skipped += batch.skipped
         for name, placed in weights.items():

@@ -399,7 +399,8 @@ class Recipe:
     def to_toml(self) -> str:
         """A file for `--config`. Fields with the value None are left out, since TOML cannot express it."""
         lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in self.to_dict().items() if v is not None]
-        return "\n".join(lines) + "\n"
+        # the one character that JSON may have and TOML not
+        return "\n".join(lines).replace("\x7f", "\\u007f") + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> "Recipe":

@@ -15,11 +15,8 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
         raise ValueError(f"--config {path}: must end in .toml, .yaml, .yml")
     if not path.is_file():
         raise FileNotFoundError(f"--config {path}: there is no such file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--config {path} is not UTF-8 ({error.reason}): convert it") from error
-    found = _parsed(path, text)
+    # a run writes recipe.toml with the names of its folders, which may be any bytes
+    found = _parsed(path, path.read_text(encoding="utf-8", errors="surrogateescape"))
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"--config {path}: must be a table of options, such as batch_size")
     for name in found:
@@ -40,4 +37,6 @@ def _parsed(path: Path, text: str) -> Any:
     try:
         return parse(text)
     except errors as error:
+        if any("\udc80" <= letter <= "\udcff" for letter in text):
+            raise ValueError(f"--config {path} is not UTF-8: convert it") from error
         raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from error

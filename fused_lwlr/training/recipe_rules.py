@@ -100,6 +100,8 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
         raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
     if recipe.layer_decay is not None and recipe.rates != "single":
         raise ValueError(f"--layer-decay and --rates {recipe.rates} both multiply the rates of layers: give one")
+    if recipe.channels_last and recipe.fsdp:
+        raise ValueError("--channels-last does not go with --fsdp, which needs contiguous weights: leave one out")
     if recipe.repeats > 1 and recipe.augmentation == "none":
         raise ValueError("--repeats needs --augmentation basic or another: copies of an image would be the same")
     if recipe.warmup_epochs >= recipe.epochs:

@@ -142,17 +142,40 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     assert not (tmp_path / "runs" / "train").exists()
 
 
+UNEVEN = """
+from dataclasses import replace
+from fused_lwlr.data import Stream, open_data
+
+def opened(data, **options):
+    digits = open_data(data, **options)
+    batch = digits.val.inputs[:8], digits.val.targets[:8]
+    return replace(digits, val=Stream(8, lambda part: [batch] * part.rank))
+"""
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("line", ["--goal 0.1", "--data nowhere"])
-def test_processes_of_torchrun_tell_an_error_once(line, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--goal 0.1", "--goal is for"),
+        ("--data nowhere", "--data nowhere is not a folder"),
+        # a sharded forward pass waits for all processes
+        ("--eval-only --fsdp --model vit2x16 --loader uneven:opened", "process 0 has fewer batches to test than anoth"),
+    ],
+)
+def test_processes_of_torchrun_tell_an_error_once(line, message, tmp_path, tmp_path_factory):
     """The error is found before or after the processes form a group."""
+    modules = tmp_path_factory.mktemp("modules")
+    (modules / "uneven.py").write_text(UNEVEN)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "fused_lwlr", "train", "--device", "cpu", *line.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(fused_lwlr.__file__).parents[1]), *sys.path])
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(fused_lwlr.__file__).parents[1]), str(modules), *sys.path])
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
     assert result.returncode != 0
-    assert result.stderr.count(f"Error: {line.split()[0]} ") == 1
+    assert result.stderr.count(f"Error: {message}") == 1
     assert not list(tmp_path.iterdir())
 
 

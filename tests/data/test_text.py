@@ -2,6 +2,7 @@
 
 import builtins
 import hashlib
+import os
 import pickle
 
 import numpy as np
@@ -15,7 +16,7 @@ CPU = torch.device("cpu")
 
 def made(folder, size=1000, name="text.txt"):
     """A file in which no eight training bytes repeat, so that a sequence shows its position."""
-    content = hashlib.shake_256(name.encode()).digest(size)
+    content = hashlib.shake_256(os.fsencode(name)).digest(size)
     (folder / name).write_bytes(content)
     return content
 
@@ -84,14 +85,19 @@ def test_a_batch_depends_on_seed_and_step_alone(tmp_path, workers):
 
 
 def test_files_of_a_folder_follow_one_another(tmp_path):
-    (tmp_path / "more").mkdir()
-    parts = [made(tmp_path, 50, "a.txt"), b"", made(tmp_path, 700, "more/b.txt"), made(tmp_path, 3, "z.txt")]
-    (tmp_path / "empty.txt").touch()
-    (tmp_path / "other.md").write_text("not this")
-    text = open_text(f"text:{tmp_path}", context=8)
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    (folder / "more").mkdir(parents=True)
+    elsewhere.mkdir()
+    parts = [made(folder, 50, "a.txt"), made(elsewhere, 300, "1.txt"), made(folder, 400, "more/b.txt")]
+    parts.append(made(folder, 3, os.fsdecode(b"z\xff.txt")))
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "empty.txt").touch()
+    (folder / "other.md").write_text("not this")
+    (folder / "._a.txt").write_text("nor this, which a Mac makes")
+    text = open_text(f"text:{folder}", context=8)
     tokens = text.train.tokens
     assert len(tokens) == 753
-    for begin, end in [(0, 753), (45, 60), (49, 50), (50, 51), (740, 753), (0, 50)]:
+    for begin, end in [(0, 753), (45, 60), (349, 351), (50, 51), (740, 753), (0, 50)]:
         assert tokens[begin:end].tobytes() == b"".join(parts)[begin:end]
 
 
@@ -168,8 +174,12 @@ WRONG = {
     "no file": ("text:nowhere.txt", {}, FileNotFoundError, "there is no file or folder nowhere.txt: give the path"),
     "empty file": ("text:empty.txt", {}, ValueError, "empty.txt is empty: give a text"),
     "folder without text": ("text:folder", {}, FileNotFoundError, r"folder has no file \*.txt"),
+    "no name": ("text:", {}, FileNotFoundError, "there is no file or folder : give the path of a text"),
+    "broken link": ("text:broken", {}, ValueError, "broken/gone.txt is not a file, nor a link to one: remove it"),
+    "pipe": ("text:pipe", {}, ValueError, "pipe/a.txt is not a file, nor a link to one: remove it"),
+    "loop": ("text:loop", {}, ValueError, "cannot list loop/loop/.*: Too many levels of symbolic links"),
     "short": ("text:text.txt", {"context": 461}, ValueError, "context=461 is too much for .* with 1000 bytes"),
-    "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*vocabulary='byt"),
+    "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*: convert it"),
     "context": ("text:text.txt", {"context": 0}, ValueError, "context=0 is not positive"),
     "vocabulary": ("text:text.txt", {"vocabulary": "words"}, ValueError, "vocabulary='words' is unknown: choose from"),
 }  # fmt: skip
@@ -181,7 +191,12 @@ def test_refused(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made(tmp_path)
     (tmp_path / "empty.txt").touch()
-    (tmp_path / "folder").mkdir()
+    for name in ("folder", "broken", "pipe", "loop"):
+        (tmp_path / name).mkdir()
+        made(tmp_path / name, name="text.txt" if name != "folder" else "text.md")
+    (tmp_path / "broken" / "gone.txt").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe" / "a.txt")
+    (tmp_path / "loop" / "loop").symlink_to(".")
     with pytest.raises(kind, match=message):
         open_text(source, **{"context": 8, **options})
     assert len(open_text("text:text.txt", context=460).train) == 1

@@ -1,5 +1,6 @@
 """Text through a trained tokenizer, and data sets of the package datasets, from folders: no network is asked."""
 
+import os
 import sys
 
 import numpy as np
@@ -42,12 +43,14 @@ def written(tokenizer, tokens):
     return tokenizer.decode(tokens[:].tolist())
 
 
-@pytest.mark.parametrize("given", ["tokenizer.json", "."])
-def test_a_file_comes_back_whole_from_its_tokens(given, tokenizer, tmp_path, cache):
+@pytest.mark.parametrize(
+    ("given", "name"), [("tokenizer.json", "text.txt"), (".", "text.txt"), (".", os.fsdecode(b"\xff.txt"))]
+)
+def test_a_file_comes_back_whole_from_its_tokens(given, name, tokenizer, tmp_path, cache):
     # more text than one call encodes, in several scripts, without a newline at the end
     text = "\r\n".join([*LINES, "ünï €"] * 40) + "\n" * 5 + "end"
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    data = open_text(f"text:{tmp_path}/text.txt", context=8, tokenizer=str(tmp_path / given))
+    (tmp_path / name).write_bytes(text.encode())
+    data = open_text(f"text:{tmp_path}/{name}", context=8, tokenizer=str(tmp_path / given))
     tokens = data.train.tokens
     assert written(tokenizer, tokens) == text
     assert len(tokens) < len(text) / 2
@@ -171,6 +174,10 @@ def words(folder, datasets):
         tokenizers.Tokenizer(tokenizers.models.WordLevel(known)).save(str(folder / f"{name}.json"))
 
 
+def latin(folder, datasets):
+    (folder / "latin.txt").write_bytes("ümlaut".encode("latin-1"))
+
+
 WRONG = {
     "no text": (no_text, "hf:data", "tokenizer.json", ValueError, "^document 1200 .the first is 0. is None, and"),
     "torn": (no_json, "hf:data", "tokenizer.json", FileNotFoundError, r"^data=hf:data cannot be loaded: .*JSON parse"),
@@ -183,6 +190,7 @@ WRONG = {
     "training": (no_training, "hf:data", "tokenizer.json", ValueError, "hf:data has no split 'train' but test"),
     "tokenizer": (None, "text:text.txt", "no/such", ValueError, "tokenizer=no/such cannot be loaded: give a file"),
     "no json": (None, "text:text.txt", "text.txt", ValueError, "tokenizer=text.txt cannot be loaded: give a file"),
+    "not UTF-8": (latin, "text:latin.txt", "tokenizer.json", ValueError, "latin.txt is not UTF-8 .* and no tokenizer$"),
     "short": (None, "text:text.txt", "tokenizer.json", ValueError, "context=8 is too much for .* with 15 tokens"),
 }  # fmt: skip
 

@@ -198,6 +198,14 @@ def test_all_ranks_validate_or_stop_with_unequal_batches(signalled, tested):
     assert (found.count, found.loss) == (8, pytest.approx(loss, rel=1e-6))
 
 
+def test_batches_that_a_sharded_model_would_wait_for_are_refused():
+    with pytest.raises(ValueError, match=rf"process {dist.get_rank()} has fewer batches to test than another one"):
+        evaluate(
+            sharded(), [], World(dist.get_rank(), 2, torch.device("cpu")), nullcontext, {"model": nullcontext},
+            agree=lambda wanted: (False, True),
+        )  # fmt: skip
+
+
 def test_only_the_first_rank_writes():
     record_start("run", {"model": "x"}, seed=0, device=torch.device("cpu"))
     record_facts("run", end="finished")

@@ -1,5 +1,7 @@
 """Steps during backward under `fully_shard` equal steps after it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from sharding import local
@@ -7,7 +9,10 @@ from steps import ALL, OPTIONS
 from test_fully_shard import SLICES, backward, batch, mine, network, parts, sharded
 from tolerances import same
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 
 from fused_lwlr import ELR, LAMB, Hyperball, offload_to_cpu, step_in_backward
 
@@ -42,6 +47,20 @@ def test_steps_equal_steps_after_backward(name, options, size, shape):
             assert after.state[p].keys() == during.state[q].keys()
             for key, value in after.state[p].items():
                 same(local(value), local(during.state[q][key]))
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "accepted"), [("2.12.1", "cpu", True), ("2.12.1", "cuda", False), ("2.13.0", "cuda", True)]
+)
+def test_gradients_must_have_arrived_when_hooks_run(version, device, accepted):
+    """Shards are on the CPU, and computations on another device, as far as the mesh tells."""
+    model = sharded(network(), 4, offload_policy=CPUOffloadPolicy(pin_memory=False))
+    optimizer = ALL["sgd"](model.parameters(), lr=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "__version__", TorchVersion(version))
+        patch.setattr(DeviceMesh, "device_type", device)
+        with nullcontext() if accepted else pytest.raises(RuntimeError, match=r"CPUOffloadPolicy needs torch 2\.13"):
+            step_in_backward(model, optimizer)
 
 
 def test_parameters_that_are_not_sharded_are_refused():

@@ -152,3 +152,5 @@ def test_names_may_be_any_bytes(pictures, tmp_path):
     assert result.exit_code == 0, result.output
     assert f"Everything is in {tmp_path}/caf?" in result.output
     assert os.fsencode(pictures / "train" / odd / "00001.jpg") in (out / "skipped.txt").read_bytes().splitlines()
+    result = CliRunner().invoke(app, ["train", "--config", str(out / "recipe.toml")])
+    assert f"The training in {tmp_path}/caf? is done" in result.output

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, PolynomialLR, SequentialLR, StepLR
 
+from fused_lwlr import files
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.presets import PRESETS, listing, resolve
 from fused_lwlr.training.processes import World, world_of
@@ -355,6 +356,8 @@ WRONG = [
     ({"nonfinite": "skip", "amp": "fp16"}, "--nonfinite is for --amp none or bf16, but --amp is fp16"),
     ({"nonfinite": "stop"}, "--nonfinite stop: must be 'propagate', 'skip' or 'raise'"),
     ({"master_weights": True}, "--master-weights is for --amp bf16, but --amp is none"),
+    ({"channels_last": True, "fsdp": True}, "--channels-last does not go with --fsdp, which needs contiguous weights: "
+                                            "leave one out"),
     ({"master_weights": True, "amp": "bf16", "fsdp": True}, "--master-weights does not go with --fsdp, which needs "
                                                             "weights of one dtype: leave one out"),
     ({"compile_mode": "max-autotune"}, "--compile-mode needs --compile"),
@@ -429,8 +432,9 @@ def test_preset_fields_for_another_choice_are_dropped(preset, options, left):
 
 @pytest.mark.parametrize("name", [None, *PRESETS])
 def test_a_recipe_survives_its_file(name, tmp_path):
-    recipe = resolve(name, {"exclude": ("a*", "ü"), "out": 'C:\\x "y"'})
-    (tmp_path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    # a name may be any bytes
+    recipe = resolve(name, {"exclude": ("a*", "ü"), "out": 'C:\\x "y" \x7f \udcff'})
+    files.replace_text(tmp_path / "recipe.toml", recipe.to_toml())
     assert resolve(None, read_recipe(tmp_path / "recipe.toml")) == recipe
 
 
