@@ -109,20 +109,24 @@ def _images(root: Path, classes: list[str]) -> list[list[str]]:
     return files
 
 
-def files_below(folder: str, extensions: Collection[str]) -> Iterator[str]:
+def files_below(folder: str, extensions: Collection[str], above: Collection[str] = ()) -> Iterator[str]:
     """The files of a folder and the folders in it, also behind links, in the order of their paths.
 
     Names that begin with a dot are left out.
 
     Args:
         extensions: in lower case, each with its dot.
+        above: the folders that it is in, without links.
 
     Raises:
-        ValueError: a folder cannot be listed.
+        ValueError: a folder cannot be listed, or a link in a folder leads to a folder that it is in.
     """
+    real = os.path.realpath(folder)
+    if real in above:
+        raise ValueError(f"{folder} is a link to {real}, which it is in: remove the link")
     for name, path, is_folder in _entries(folder):
         if is_folder:
-            yield from files_below(path, extensions)
+            yield from files_below(path, extensions, (*above, real))
         elif os.path.splitext(name)[1].lower() in extensions:
             yield path
 

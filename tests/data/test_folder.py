@@ -127,6 +127,16 @@ def _loop(folder):
     (folder / "train" / "n01" / "loop").symlink_to(folder / "train" / "n01")
 
 
+def _loops(folder):
+    _loop(folder)
+    (folder / "train" / "n01" / "other").symlink_to(folder / "train")
+
+
+def _itself(folder):
+    (folder / "train").rename(folder / "gone")
+    (folder / "train").symlink_to("train")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -139,7 +149,9 @@ def _loop(folder):
         (_empty_class, r"n03 holds no images .*: add some, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
         (_other_names, "has Train and validation: name these folders train and val"),
-        (_loop, r"cannot list .*loop.*: Too many levels of symbolic links"),
+        (_loop, r"loop is a link to .*n01, which it is in: remove the link"),
+        (_loops, r"loop is a link to .*n01, which it is in: remove the link"),
+        (_itself, r"cannot list .*train.*: Too many levels of symbolic links"),
     ],
 )
 def test_folders_that_will_not_do(folder, change, message):
