@@ -126,7 +126,9 @@ class Plans:
             # see `_set_present`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         report, decisions = None, [Decision(self._scale)] * len(plans)
-        if options.needs_totals or loss_scale is not None or self._completion is not None:
+        completes = self._completion is not None and self._scale is not None
+        # a gate, even an empty one, would launch the queue
+        if options.needs_totals or loss_scale is not None or completes:
             decisions, report = decide(options, plans, hyper, self._scale, loss_scale, self._completion)
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [

@@ -122,6 +122,16 @@ def test_shards_that_stay_on_the_cpu_are_stepped_by_kernels(name):
             same(p.detach(), q.detach())
 
 
+def test_without_a_scaling_shards_take_the_step_without_norms():
+    """Its kernel has a list of tiles; the queue, which is slower, has items of norms and updates."""
+    model = sharded(network(), 4)
+    ours = OURS["adamw"](model.parameters(), **OPTIONS["adamw"], backend="triton")
+    backward(model, mine(batch(0)))
+    ours.step()
+    tables = [each for plan in ours._last_plans[0].plans for each in plan.table.device_tables.values()]
+    assert {key for table in tables for key in table.items} == {"tiles"}
+
+
 @nan_arithmetic
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("control", ["scaler", "skip"])
