@@ -27,6 +27,7 @@ SYNTAX = (
 """Python that means the same to PyTorch and to Triton. Names, calls and comparisons are checked apart."""
 NAMES: dict[type[ast.AST], str] = {
     ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**", ast.UAdd: "a sign +",
+    ast.AugAssign: "an assignment such as +=, which changes a tensor in place",
     ast.BoolOp: "and or or", ast.Not: "not", ast.Compare: "a comparison of more than two values",
     ast.Attribute: "a name with a dot", ast.Lambda: "lambda", ast.Constant: "a constant that is no number",
 }  # fmt: skip
@@ -117,7 +118,7 @@ def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) 
         right = len(node.ops) == 1
     elif isinstance(node, ast.Assign) and len(node.targets) > 1:
         right, name = False, "an assignment to two names"
-    elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Return)):
+    elif isinstance(node, (ast.Assign, ast.Return)):
         # Triton makes a tensor of a number with a name: of 32 bits, so that a product may overflow
         right, name = _has_tensor(node, function, numbers), "a number with a name"
     elif isinstance(node, ast.Call):

@@ -75,7 +75,7 @@ class Three(Scaling):
     @staticmethod
     def formula(norm, weight_norm, a, b, c):
         x = a * norm + b * weight_norm
-        x /= 1 + c * x
+        x = x / (1 + c * x)
         return shrunk(x, c)
 
 
@@ -282,6 +282,11 @@ class Retracting(Scaling):
     retraction = kernels.Retraction()
 
 
+def in_place(norm, grad_norm):
+    norm += 1.0
+    return norm / grad_norm
+
+
 def with_a_sign(norm):
     return +norm
 
@@ -310,6 +315,7 @@ REFUSED = {
     "loop": (own(with_a_loop), "since it has for"),
     "power": (own(with_a_power), r"since it has \*\*"),
     "sign": (own(with_a_sign), r"since it has a sign \+"),
+    "in place": (own(in_place), r"since it has an assignment such as \+=, which changes a tensor in place"),
     "two names": (own(with_two_names), "since it has an assignment to two names"),
     "places": (own(with_places), "since it has arguments other than one or more plain names"),
     "itself": (own(itself), "since it has a call of itself"),
@@ -334,6 +340,7 @@ REFUSED = {
     "no formula": (own(None), "Own.formula=None must be a function"),
     "a list": (own([1]), r"Own.formula=\[1\] must be a function"),
     "no targets": (own(plain, targets=()), r"Own.targets=\(\) must be a tuple of 'gradient', 'decayed', 'direction'"),
+    "a list in targets": (own(plain, targets=(["gradient"],)), r"Own.targets=\(\['gradient'\],\) must be a tuple of"),
     "target": (own(plain, targets="gradient"), "Own.targets='gradient' must be a tuple of"),
     "retraction": (Retracting(), r"Retracting has a retraction, .*: set targets = \('direction',\)"),
     "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', but its"),
