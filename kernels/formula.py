@@ -63,7 +63,7 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def single(a: Tensor) -> Tensor:
-    """A number rounded to float32."""
+    """A number rounded to float32. A number or array of the host stays."""
     return a.float() if isinstance(a, Tensor) else a
 
 

@@ -80,10 +80,10 @@ class Scaling:
         Raises:
             ValueError: the rule has none of them, or a retraction needs another one.
         """
-        if not (isinstance(self.targets, tuple) and self.targets and set(self.targets) <= set(get_args(ScaleTarget))):
+        known = get_args(ScaleTarget)
+        if not (isinstance(self.targets, tuple) and self.targets and all(each in known for each in self.targets)):
             raise ValueError(
-                f"{type(self).__name__}.targets={self.targets!r:.80} must be a tuple of "
-                f"{', '.join(map(repr, get_args(ScaleTarget)))}"
+                f"{type(self).__name__}.targets={self.targets!r:.80} must be a tuple of {', '.join(map(repr, known))}"
             )
         if self.retraction is not None and "direction" not in self.targets:
             raise ValueError(
