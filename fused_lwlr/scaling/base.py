@@ -138,7 +138,7 @@ class Scaling:
         value = getattr(self, name)
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(
                 f"{type(self).__name__}({name}={value!r:.80}) must be a number: its formula takes it"
             ) from None

@@ -336,6 +336,7 @@ REFUSED = {
     "no number": (own(with_a_number, a="x"), r"Own\(a='x'\) must be a number"),
     "correction": (own(plain, bias_correction=0.5), r"Own\(bias_correction=0.5\) must be True or False"),
     "too large": (own(with_a_number, a=1e39), r"Own\(a=1e\+39\) is out of the range of float32"),
+    "no float": (own(with_a_number, a=10**400), r"Own\(a=10+\) must be a number"),
     "too small": (own(with_a_number, a=1e-46), r"Own\(a=1e-46\) is out of the range of float32"),
     "no formula": (own(None), "Own.formula=None must be a function"),
     "a list": (own([1]), r"Own.formula=\[1\] must be a function"),
