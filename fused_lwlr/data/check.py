@@ -29,7 +29,7 @@ def check_splits(data: Any, source: str) -> None:
     ):
         if not fits:
             given = repr(getattr(data, field)).partition("\n")[0]
-            raise ValueError(f"{source} returned Splits with {field}={given:.80}: give {wanted}")
+            raise ValueError(f"{source} returned Splits whose {field} is {given:.80}: give {wanted}")
 
 
 def _has_images(split: Any) -> bool:
