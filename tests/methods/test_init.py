@@ -11,11 +11,11 @@ from fused_lwlr.layers import layers_of
 
 
 class ConvNorm(nn.Conv2d):
-    """A convolution whose name is that of a normalization."""
+    """A convolution with the name of a normalization."""
 
 
 class LinearNorm(nn.Linear):
-    """The same of a linear layer."""
+    """A linear layer with the name of a normalization."""
 
 
 class Block(nn.Module):

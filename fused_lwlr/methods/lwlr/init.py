@@ -31,7 +31,7 @@ _SCALES = re.compile(r"gamma|gain|scale|layer_?scale|ls\d")
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization: of torch, or of a class that is called ...Norm, or ...Norm1d to 3d.
 
-    A class with such a name that owns a matrix, as a convolution with a normalization does, is none.
+    A class with this name and a matrix, such as a convolution with a normalization, is no normalization.
     """
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return True
