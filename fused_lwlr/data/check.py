@@ -29,7 +29,8 @@ def check_splits(data: Any, source: str) -> None:
     ):
         if not fits:
             given = repr(getattr(data, field)).partition("\n")[0]
-            raise ValueError(f"{source} returned Splits with {field}={given:.80}: give {wanted}")
+            # in quotes, since errors of the command spell image_size as the option otherwise
+            raise ValueError(f"{source} returned Splits whose {field!r} is {given:.80}: give {wanted}")
 
 
 def _has_images(split: Any) -> bool:

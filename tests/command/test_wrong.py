@@ -187,6 +187,16 @@ def test_the_error_of_one_process_is_shown(run, monkeypatch):
     assert waited == [30]
 
 
+def test_a_field_of_splits_is_no_option(run, tmp_path, monkeypatch):
+    (tmp_path / "sided.py").write_text(
+        "from dataclasses import replace\nfrom fused_lwlr.data import open_data\n"
+        "opened = lambda data, **options: replace(open_data(data, **options), image_size=8.0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    stderr = run("train --loader sided:opened --device cpu", 2).stderr
+    assert "--loader sided:opened returned Splits whose 'image_size' is 8.0: give an int, at least 1" in stderr
+
+
 def test_divergence(run):
     stderr = run("train --rates single --lr 1e12 --warmup-epochs 0 --epochs 1 --device cpu", 1).stderr
     assert "try a lower learning rate (--lr)" in stderr

@@ -74,7 +74,7 @@ def test_arguments(function, options, message):
 @pytest.mark.parametrize(
     ("batches", "loss_fn", "message"),
     [
-        (data(0), cross_entropy, "batches holds 0 minibatches, but a step takes up to 3"),
+        (data(0), cross_entropy, "batches holds no minibatch: give a list or a DataLoader"),
         (data(2), cross_entropy, "batches holds 2 minibatches, but a step takes up to 3 different ones"),
         (lambda: (b for b in data(5)), cross_entropy, "iterator that ended after 5 minibatches, .* from 4 to 6 minib"),
         (lambda: iter(data(3)), cross_entropy, "iterator over 3 minibatches, .* steps=2 take from 4 to 6 minibatches"),
@@ -103,7 +103,7 @@ def test_a_step_too_far():
     [
         (lambda: iter(data(1)), cross_entropy, "iterator over 1 minibatches, .* steps=2 take 2 minibatches"),
         (lambda: (b for b in data(1)), cross_entropy, "iterator that ended after 1 minibatches, .* take 2 minibatches"),
-        (list, cross_entropy, "batches holds 0 minibatches, but a step takes up to 1"),
+        (list, cross_entropy, "batches holds no minibatch: give a list or a DataLoader"),
         (data, lambda out, y: cross_entropy(out, y) * float("nan"), "in step 1 the loss is nan"),
         (data, lambda out, y: out, "it must return a scalar"),
     ],

@@ -10,6 +10,14 @@ from fused_lwlr import lwlr_init_
 from fused_lwlr.layers import layers_of
 
 
+class ConvNorm(nn.Conv2d):
+    """A convolution with the name of a normalization."""
+
+
+class LinearNorm(nn.Linear):
+    """A linear layer with the name of a normalization."""
+
+
 class Block(nn.Module):
     """Parameters that belong to no standard module."""
 
@@ -33,6 +41,8 @@ class Block(nn.Module):
         (nn.Conv2d(32, 64, 3, groups=4), "weight", 16 * 9),
         (nn.Conv2d(512, 512, 7, groups=512), "weight", 49),
         (nn.Conv1d(32, 64, 5), "weight", 64 * 5),
+        (ConvNorm(32, 64, 3), "weight", 64 * 9),
+        (LinearNorm(300, 200), "weight", 200),
         (nn.ConvTranspose2d(32, 64, 3, groups=2), "weight", 32 * 9),
         (nn.Embedding(500, 40), "weight", 40),
         (nn.MultiheadAttention(96, 4), "in_proj_weight", 96),

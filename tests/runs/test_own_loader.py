@@ -166,17 +166,20 @@ def test_a_first_batch_that_does_not_fit_is_refused(case, kind, part, monkeypatc
 
 IMAGES = torch.zeros(9, 1, 8, 8)
 SPLITS = {
-    "a data set of torch": ({"train": TensorDataset(IMAGES)}, r"train=<.*TensorDataset.*: give a Split or a Stream"),
-    "tensors": ({"val": IMAGES}, r"val=tensor\(.*: give a Split or a Stream of at least one image"),
-    "no images": ({"val": Stream(0, lambda part: [])}, "val=<.*Stream.*of at least one image"),
-    "count": ({"train": Stream("9", lambda part: [])}, "train=<.*Stream.*of at least one image"),
-    "plain": ({"plain": IMAGES}, r"plain=tensor\(.*, or None"),
-    "number of classes": ({"classes": 10}, "classes=10: give a tuple of names, one for each class"),
-    "list": ({"classes": list("ab")}, r"classes=\['a', 'b'\]: give a tuple"),
-    "numbers": ({"classes": (0, 1)}, r"classes=\(0, 1\): give a tuple of names"),
-    "no classes": ({"classes": ()}, r"classes=\(\): give a tuple of names"),
-    "channels": ({"channels": 0}, "channels=0: give an int, at least 1"),
-    "two sides": ({"image_size": (8, 8)}, r"image_size=\(8, 8\): give an int, at least 1"),
+    "a data set of torch": (
+        {"train": TensorDataset(IMAGES)},
+        r"'train' is <.*TensorDataset.*: give a Split or a Stream",
+    ),
+    "tensors": ({"val": IMAGES}, r"'val' is tensor\(.*: give a Split or a Stream of at least one image"),
+    "no images": ({"val": Stream(0, lambda part: [])}, "'val' is <.*Stream.*of at least one image"),
+    "count": ({"train": Stream("9", lambda part: [])}, "'train' is <.*Stream.*of at least one image"),
+    "plain": ({"plain": IMAGES}, r"'plain' is tensor\(.*, or None"),
+    "number of classes": ({"classes": 10}, "'classes' is 10: give a tuple of names, one for each class"),
+    "list": ({"classes": list("ab")}, r"'classes' is \['a', 'b'\]: give a tuple"),
+    "numbers": ({"classes": (0, 1)}, r"'classes' is \(0, 1\): give a tuple of names"),
+    "no classes": ({"classes": ()}, r"'classes' is \(\): give a tuple of names"),
+    "channels": ({"channels": 0}, "'channels' is 0: give an int, at least 1"),
+    "two sides": ({"image_size": (8, 8)}, r"'image_size' is \(8, 8\): give an int, at least 1"),
 }
 
 
@@ -187,5 +190,5 @@ def test_refused_splits(case, monkeypatch):
     fields, message = SPLITS[case]
     bad = lambda data, **options: dataclasses.replace(open_data(data, **options), **fields)  # noqa: E731
     monkeypatch.setattr(own_loader, "bad", bad, raising=False)
-    with pytest.raises(ValueError, match=f"--loader own_loader:bad returned Splits with {message}"):
+    with pytest.raises(ValueError, match=f"--loader own_loader:bad returned Splits whose {message}"):
         load_data(dataclasses.replace(BASE, loader="own_loader:bad"))

@@ -69,6 +69,8 @@ def endless(source: Iterable[Any], steps: int, fewest: int, most: int) -> Iterat
             yield batch
         if once:
             raise ValueError(f"batches is an iterator that ended after {taken} minibatches, {advice}")
+        if taken == 0:
+            raise ValueError("batches holds no minibatch: give a list or a DataLoader with at least one")
         if taken < most:
             raise ValueError(
                 f"batches holds {taken} minibatches, but a step takes up to {most} different ones: give smaller "

@@ -29,9 +29,14 @@ _SCALES = re.compile(r"gamma|gain|scale|layer_?scale|ls\d")
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalization: of torch, or of a class that is called ...Norm, or ...Norm1d to 3d."""
-    known = isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm))
-    return known or _NORM.search(type(module).__name__) is not None
+    """Whether a module is a normalization: of torch, or of a class that is called ...Norm, or ...Norm1d to 3d.
+
+    A class with this name and a matrix, such as a convolution with a normalization, is no normalization.
+    """
+    if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
+        return True
+    vectors = all(param.numel() == max(param.shape, default=1) for param in module.parameters(recurse=False))
+    return vectors and _NORM.search(type(module).__name__) is not None
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
