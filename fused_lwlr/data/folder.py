@@ -123,7 +123,7 @@ def files_below(folder: str, extensions: Collection[str], above: Collection[str]
     """
     real = os.path.realpath(folder)
     if real in above:
-        raise ValueError(f"{folder} is a link to {real}, which it is in: remove the link")
+        raise ValueError(f"{folder} links to {real}, and is within it: remove the link")
     for name, path, is_folder in _entries(folder):
         if is_folder:
             yield from files_below(path, extensions, (*above, real))

@@ -149,8 +149,8 @@ def _itself(folder):
         (_empty_class, r"n03 holds no images .*: add some, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
         (_other_names, "has Train and validation: name these folders train and val"),
-        (_loop, r"loop is a link to .*n01, which it is in: remove the link"),
-        (_loops, r"loop is a link to .*n01, which it is in: remove the link"),
+        (_loop, r"loop links to .*n01, and is within it: remove the link"),
+        (_loops, r"loop links to .*n01, and is within it: remove the link"),
         (_itself, r"cannot list .*train.*: Too many levels of symbolic links"),
     ],
 )

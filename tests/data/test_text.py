@@ -177,7 +177,7 @@ WRONG = {
     "no name": ("text:", {}, FileNotFoundError, "there is no file or folder : give the path of a text"),
     "broken link": ("text:broken", {}, ValueError, "broken/gone.txt is not a file, nor a link to one: remove it"),
     "pipe": ("text:pipe", {}, ValueError, "pipe/a.txt is not a file, nor a link to one: remove it"),
-    "loop": ("text:loop", {}, ValueError, r"loop/loop is a link to .*loop, which it is in: remove the link"),
+    "loop": ("text:loop", {}, ValueError, r"loop/loop links to .*loop, and is within it: remove the link"),
     "short": ("text:text.txt", {"context": 461}, ValueError, "context=461 is too much for .* with 1000 bytes"),
     "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*: convert it"),
     "context": ("text:text.txt", {"context": 0}, ValueError, "context=0 is not positive"),
