@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, PolynomialLR, SequentialLR, StepLR
 
-from fused_lwlr import files
+from fused_lwlr.data import files
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.presets import PRESETS, listing, resolve
 from fused_lwlr.training.processes import World, world_of
