@@ -47,7 +47,7 @@ def uploaded(host: Tensor, device: torch.device) -> Tensor:
 
 
 def form_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Returns a function that compares the forms of as many other tensors with the forms of these, one by one.
+    """Returns a function that takes the same number of tensors. It returns True if all of them have the forms of these.
 
     A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. The function keeps no tensor. It may
     return False for equal forms, for example under autocast. A model compiled by `torch.compile` checks its arguments

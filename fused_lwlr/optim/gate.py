@@ -93,10 +93,11 @@ def decide(
     With a `completion`, which sums over the processes that share layers, factors are computed here too. That takes one
     all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
     """
-    gates, report = gates_on(plans, loss_scale), None
-    completes = completion is not None and scale is not None
-    if not (options.needs_totals or completes):
-        return [Decision(scale, gate) for gate in gates], None
+    if not options.needs_totals and (completion is None or scale is None):
+        # without a gate, since an empty one would launch the queue
+        gated = [None] * len(plans) if loss_scale is None else gates_on(plans, loss_scale)
+        return [Decision(scale, gate) for gate in gated], None
+    gates = gates_on(plans, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
     direction = scale is not None and scale.target == "direction"
     if completion is None:

@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.table import EXISTS, POINTER
 from fused_lwlr.kernels.tensors import form_check
-from fused_lwlr.optim.gate import Decision, SkipReport, decide
+from fused_lwlr.optim.gate import SkipReport, decide
 from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import check_members, members_of
@@ -125,11 +125,7 @@ class Plans:
         if self._targets:
             # see `_set_present`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
-        report, decisions = None, [Decision(self._scale)] * len(plans)
-        completes = self._completion is not None and self._scale is not None
-        # a gate, even an empty one, would launch the queue
-        if options.needs_totals or loss_scale is not None or completes:
-            decisions, report = decide(options, plans, hyper, self._scale, loss_scale, self._completion)
+        decisions, report = decide(options, plans, hyper, self._scale, loss_scale, self._completion)
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
             plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=plan.rounding_seed)
