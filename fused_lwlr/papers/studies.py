@@ -6,11 +6,14 @@ from typing import Any
 STUDIES = (
     "demo", "lwlr-fashion", "lwlr-glyphs", "lwlr-methods", "lwlr-networks", "lwlr-decay", "lwlr-width", "lwlr-adam",
     "lwlr-vs-single", "large-batch", "methods", "lwlr-T", "elr-spread", "elr-warmup", "elr-constrained", "elr-fashion",
-    "elr-deep", "elr-fit", "elr-simulation", "elr-language", "elr-translation", "gradinit", "gradinit-variants",
-    "gradinit-language", "lwlr-language", "balance", "balance-variants", "balanced-lr",
+    "elr-deep", "elr-fit", "elr-simulation", "elr-language", "elr-translation", "gradinit", "gradinit-fashion",
+    "gradinit-variants", "gradinit-language", "lwlr-language", "balance", "balance-variants", "balanced-lr",
 )  # fmt: skip
 """Names of studies. Each is `STUDY` of the module with its name, except for some."""
-ELSEWHERE = {"lwlr-glyphs": ("lwlr_fashion", "GLYPHS"), "elr-deep": ("elr_fashion", "DEEP")}
+ELSEWHERE = {
+    "lwlr-glyphs": ("lwlr_fashion", "GLYPHS"), "elr-deep": ("elr_fashion", "DEEP"),
+    "gradinit-fashion": ("gradinit", "FASHION"),
+}  # fmt: skip
 
 
 def find(name: str) -> Any:
