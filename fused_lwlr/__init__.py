@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ELR", "LAMB", "LARC", "LARS", "SGD", "AdamW", "BalancedLR", "ClipByLayer", "CoordinateCheck", "ELRHistory",
-    "ELRRecorder", "GradInitResult", "Hyperball", "LayerOptions", "LayerRate", "LayerRates", "LayerStatistics",
-    "LayerStatsLogger", "Lion", "MetaInitResult", "NormalizedGradient", "NormalizedGradientAdaptive", "RadialBrake",
-    "ScaleInvariant", "StepStatistics", "UpdateFloor", "balance", "calibrate", "coordinate_check", "gradient_quotient",
-    "gradinit_", "layer_statistics", "layers_from_param_groups", "lwlr_init_", "metainit_", "multipliers",
-    "offload_to_cpu", "register_timm", "scale_invariant", "show_config", "simulate", "step_in_backward",
+    "ELR", "LAMB", "LARC", "LARS", "SGD", "AdamW", "BalancedLR", "ClipByLayer", "CoordinateCheck",
+    "DifferentiableNorms", "ELRHistory", "ELRRecorder", "GradInitResult", "Hyperball", "LayerOptions", "LayerRate",
+    "LayerRates", "LayerStatistics", "LayerStatsLogger", "Lion", "MetaInitResult", "NormalizedGradient",
+    "NormalizedGradientAdaptive", "RadialBrake", "ScaleInvariant", "StepStatistics", "UpdateFloor", "balance",
+    "calibrate", "coordinate_check", "gradient_quotient", "gradinit_", "layer_statistics", "layers_from_param_groups",
+    "lwlr_init_", "metainit_", "multipliers", "offload_to_cpu", "register_timm", "scale_invariant", "show_config",
+    "simulate", "step_in_backward",
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The gradient quotient against an explicit Hessian, and MetaInit against the code that its paper prints."""
 
+import copy
 import json
 
 import pytest
@@ -8,9 +9,12 @@ from torch import nn
 from torch.autograd.functional import hessian
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
 
-from fused_lwlr import gradient_quotient, metainit_
+from fused_lwlr import DifferentiableNorms, gradient_quotient, metainit_
 from fused_lwlr.methods.gradinit import gaussian_batches
+from fused_lwlr.methods.gradinit import metainit as metainit_module
+from fused_lwlr.methods.gradinit.metainit import SignDescent
 from fused_lwlr.models.small import ResNet, ViT
 
 
@@ -163,6 +167,75 @@ def test_adam(lr):
     )
     with pytest.raises(ValueError, match="batches is empty"):
         metainit_(net(), [], cross_entropy, steps=None)
+
+
+NORMS = {
+    "batch": (lambda: nn.BatchNorm1d(3), (4, 3, 2)),
+    "batch, of images": (lambda: nn.BatchNorm2d(2, affine=False), (3, 2, 2, 2)),
+    "batch, in evaluation mode": (lambda: nn.BatchNorm1d(3).eval(), (4, 3)),
+    "instance": (lambda: nn.InstanceNorm1d(3, affine=True), (2, 3, 4)),
+    "instance, by running statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True).eval(), (2, 3, 4)),
+    "layer": (lambda: nn.LayerNorm((3, 2)), (4, 3, 2)),
+    "layer, without bias": (lambda: nn.LayerNorm(4, bias=False), (3, 4)),
+    "weight": (lambda: parametrizations.weight_norm(nn.Linear(4, 3)), (2, 4)),
+    "weight, of columns": (lambda: parametrizations.weight_norm(nn.Linear(4, 3), dim=1), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms(name):
+    """Values as without the context, and derivatives of H·v against finite differences."""
+    make, shape = NORMS[name]
+    torch.manual_seed(0)
+    norm, x, v = make().double(), torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    params = {key: torch.randn_like(param).requires_grad_() for key, param in norm.named_parameters()}
+
+    def output(x, *values):
+        return functional_call(norm, dict(zip(params, values, strict=True)), (x,))
+
+    def product(x, *values):
+        (g,) = torch.autograd.grad(output(x, *values).sin().sum(), x, create_graph=True)
+        return torch.autograd.grad((g * v).sum(), x, create_graph=True)
+
+    with DifferentiableNorms():
+        values = output(x, *params.values())
+        assert torch.autograd.gradcheck(product, (x.requires_grad_(), *params.values()))
+    torch.testing.assert_close(values, output(x, *params.values()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("norm", "shape"), [(nn.BatchNorm1d(2), (1, 2)), (nn.InstanceNorm1d(2), (3, 2, 1))])
+def test_norms_of_single_values(norm, shape):
+    with DifferentiableNorms(), pytest.raises(ValueError, match="Expected more than 1"):
+        norm(torch.ones(shape))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer", "none"])
+def test_derivative_of_the_quotient(norm, monkeypatch):
+    """The derivative by the scale of every parameter, against finite differences of the reported quotient."""
+    torch.manual_seed(0)
+    middle = {"batch": nn.BatchNorm1d(6), "layer": nn.LayerNorm(6), "none": nn.Identity()}[norm]
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), middle, nn.Tanh(), nn.Linear(6, 3)).double()
+    found = []
+
+    class Recorder(SignDescent):
+        def step(self, scales, gradients, branch):
+            found.append(gradients)
+            return super().step(scales, gradients, branch)
+
+    monkeypatch.setattr(metainit_module, "SignDescent", Recorder)
+
+    def quotient(name=None, scale=1.0):
+        scaled = copy.deepcopy(model)
+        with torch.no_grad():
+            for other, param in scaled.named_parameters():
+                param.mul_(scale if other == name else 1.0)
+        return metainit_(scaled, data(1), cross_entropy, steps=1, eps=0.05).history[0].quotient
+
+    quotient()
+    (derivatives,), names = found, [name for name, _ in model.named_parameters()]
+    slopes = [(quotient(name, 1 + 1e-6) - quotient(name, 1 - 1e-6)) / 2e-6 for name in names]
+    assert max(map(abs, slopes)) > 0.01
+    assert derivatives == pytest.approx(slopes, rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("of", [ResNet, ViT])

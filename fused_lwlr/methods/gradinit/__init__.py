@@ -2,9 +2,11 @@
 
 from fused_lwlr.methods.gradinit.algorithm import gradinit_
 from fused_lwlr.methods.gradinit.metainit import gaussian_batches, gradient_quotient, metainit_
+from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, MetaInitResult, MetaInitStep
 
 __all__ = [
+    "DifferentiableNorms",
     "GradInitResult",
     "GradInitStep",
     "MetaInitResult",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
+from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
 from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, require
 from fused_lwlr.methods.model import shown
@@ -36,7 +37,8 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
         eps: ε.
 
     Returns:
-        A differentiable scalar. Its gradient needs third derivatives of the loss.
+        A differentiable scalar. Its gradient needs third derivatives of the loss. These are right for batch, instance,
+        layer and weight normalization only if the loss was computed within `DifferentiableNorms`.
 
     Raises:
         ValueError: `params` is empty, the loss is not a scalar or depends on no parameter, or ε is not above 0.
@@ -86,8 +88,8 @@ def metainit_(
     The code printed in MetaInit's paper, and the code of GradInit's authors, run normalization layers in evaluation
     mode; here they use the statistics of the minibatch, as in `gradinit_`.
 
-    MetaInit needs third derivatives and about twice the memory of `gradinit_`. It restores the same things as
-    `gradinit_`, also when it raises or is interrupted.
+    MetaInit needs third derivatives, see `DifferentiableNorms`, and about twice the memory of `gradinit_`. It restores
+    the same things as `gradinit_`, also when it raises or is interrupted.
 
     Args:
         model: an initialized model in float32 or float64. It runs on the device of its parameters.
@@ -121,7 +123,8 @@ def metainit_(
     require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     check_model(model, "metainit_")
     history = []
-    with examined(model):
+    # a layer that is computed once more in a backward pass needs the same normalizations, so the same thread
+    with examined(model), DifferentiableNorms(), torch.autograd.set_multithreading_enabled(False):
         network = Network(model, loss_fn)
         mover = (
             RescaleAdam(lr, network.weights, min_scale, 1.0)
