@@ -9,6 +9,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +193,15 @@ def examples() -> Iterator[str]:
 def options() -> Iterator[str]:
     """The options of the optimizers, and the values that each may have."""
     from fused_lwlr.optim.option_table import OPTIONS
+    from fused_lwlr.optim.options import StepOptions
 
     given = {
         "group": "constructor, param group", "shared": "constructor", "flag": "constructor", "layer": "`layers=`",
     }  # fmt: skip
+    defaults = {field.name: f"`{field.default!r}`" for field in fields(StepOptions) if field.default is not None}
     yield from table(
         ("option", "given to", "must be", "default"),
-        (
-            (f"`{name}`", given[of.scope], of.must_be, "" if of.default is None else f"`{of.default!r}`")
-            for name, of in OPTIONS.items()
-        ),
+        ((f"`{name}`", given[of.scope], of.must_be, defaults.get(name, "")) for name, of in OPTIONS.items()),
     )
 
 

@@ -1,9 +1,9 @@
 """The base of all optimizers: options, param groups, `step()` and checkpoints."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,12 @@ from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
-from fused_lwlr.optim.layer_options import effective, set_max_lr
+from fused_lwlr.optim.layer_options import effective, labels_of, set_max_lr
 from fused_lwlr.optim.layer_stats import step_statistics
-from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of
-from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
+from fused_lwlr.optim.option_table import check_option, names_of
+from fused_lwlr.optim.options import Layers, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import check_selection, checked_group, is_made_by_zero_redundancy_optimizer
-from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local
 from fused_lwlr.step_statistics import StepStatistics
@@ -98,38 +97,33 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(
-        self,
-        given: SharedOptions,
-        rescale_weights: ScaleInvariant | Literal[False] = False,
-        lr_in_momentum: bool = False,
-    ) -> dict[str, Any]:
-        """Processes the options that all optimizers share, before param groups exist. Returns all options."""
-        for name in given:
-            if name not in DEFAULTS:
-                raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
-        options: dict[str, Any] = {**DEFAULTS, **given}
-        # raises torch's errors for these flags, since fused is not passed to torch
-        if options["fused"] and options["differentiable"]:
-            raise RuntimeError("`fused` does not support `differentiable`")
-        if options["fused"] and options["foreach"]:
-            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        own = {field.name: options[field.name] for field in fields(StepOptions) if field.name in options}
-        self.options = StepOptions(
-            **own, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum,
-            is_part=is_made_by_zero_redundancy_optimizer(), **self._kind
-        )  # fmt: skip
-        return options
+    def _start(self, given: SharedOptions, **own: Any) -> dict[str, Any]:
+        """Processes the options before param groups exist. Returns the flags for torch's constructor.
 
-    def _finish(self, options: Mapping[str, Any]) -> None:
+        `own` are options of this class that a step depends on.
+        """
+        for name in given:
+            if name not in SharedOptions.__annotations__:
+                raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
+        flags = {"foreach": given.get("foreach"), "differentiable": given.get("differentiable", False)}
+        # raises torch's errors for these flags, since fused is not passed to torch
+        if given.get("fused") and flags["differentiable"]:
+            raise RuntimeError("`fused` does not support `differentiable`")
+        if given.get("fused") and flags["foreach"]:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+        own |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
+        self.options = StepOptions(**own, is_part=is_made_by_zero_redundancy_optimizer(), **self._kind)
+        return {**flags, "fused": None}
+
+    def _finish(self, layers: Layers) -> None:
         """Processes the options that name parameters, after param groups exist."""
-        groups, given = self.param_groups, options["layers"]
-        if given is not None:
+        groups = self.param_groups
+        if layers is not None:
             if any(group["layers"] is not None for group in groups):
                 raise ValueError(
                     "layers= is given to the optimizer and in a param group: give it in one of these places"
                 )
-            for group, entries in zip(groups, resolve(given, groups), strict=True):
+            for group, entries in zip(groups, resolve(layers, groups), strict=True):
                 group["layers"] = entries
                 set_max_lr(group)
         check_selection(self.options, groups)
@@ -169,12 +163,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: a group has layers that do not fit it, or decay as of Adam.
         """
-        for group in self.param_groups:
+        for group, labels in zip(self.param_groups, labels_of(self.param_groups), strict=True):
             group.setdefault("capturable", False)
             # torch.optim sets it for its own classes alone
             group.setdefault("maximize", False)
             group.setdefault("ema", None)
-            layers = entries_of(group, group.get("layers"))
+            layers = entries_of(group, labels, group.get("layers"))
             if layers is not None and isinstance(group["layers"], list):
                 # the user may hold the list, and edit it again
                 group["layers"][:] = layers
@@ -199,7 +193,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
         try:
-            group["layers"] = entries_of(group, group.get("layers"))
+            group["layers"] = entries_of(group, labels_of(self.param_groups)[-1], group.get("layers"))
             set_max_lr(group)
         except BaseException:
             self.param_groups.pop()
@@ -381,8 +375,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         found: dict[str, Any] = super().state_dict()
         # a hook may return anything
         groups = found.get("param_groups") if isinstance(found, dict) else None
-        for group, own in zip(groups or (), self.param_groups, strict=False):
-            group["layers"] = to_text(entries_of(own, own.get("layers")))
+        for group, own, labels in zip(groups or (), self.param_groups, labels_of(self.param_groups), strict=False):
+            group["layers"] = to_text(entries_of(own, labels, own.get("layers")))
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -458,6 +452,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             found = super().__repr__()
         finally:
             self.param_groups = groups
-        given = {name: getattr(self.options, name) for name in names_of("shared")}
-        lines = [f"    {name}: {value!r}\n" for name, value in given.items() if value != OPTIONS[name].default]
+        given = {field: getattr(self.options, field.name) for field in fields(StepOptions)}
+        lines = [
+            f"    {field.name}: {value!r}\n"
+            for field, value in given.items()
+            if field.name in names_of("shared") and value != field.default
+        ]
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found

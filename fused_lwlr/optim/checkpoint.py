@@ -6,7 +6,7 @@ not check the dict.
 
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from numbers import Integral
 from typing import Any
@@ -17,11 +17,11 @@ from torch import Tensor
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
-from fused_lwlr.optim.layer_options import Groups, corrects_decay, max_lr, slices_of
+from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr, slices_of
 from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import check_radius, stale_names
-from fused_lwlr.optim.validate import label_of
+from fused_lwlr.optim.state import radius_misfit, stale_names
+from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import local
 
 NAMED = ("params", "param_names")
@@ -49,9 +49,13 @@ def read(
     if not {"state", "param_groups"} <= state_dict.keys():
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
-    saved = _saved_groups(groups, state_dict["param_groups"])
-    new_groups = _groups(groups, saved)
-    return _state(options, new_groups, saved, state_dict["state"]), new_groups
+    saved = _checked_groups(groups, state_dict["param_groups"])
+    ids, new_groups = [], []
+    for number, labels in enumerate(labels_of(groups)):
+        order, group = _new_group(number, labels, groups[number], saved[number])
+        ids.append([saved[number]["params"][at] for at in order])
+        new_groups.append(group)
+    return _state(options, new_groups, ids, state_dict["state"]), new_groups
 
 
 def require_dict(value: Any, what: str) -> dict[Any, Any]:
@@ -61,68 +65,62 @@ def require_dict(value: Any, what: str) -> dict[Any, Any]:
     return value
 
 
-def _saved_groups(own: Groups, saved: Any) -> list[dict[str, Any]]:
-    """Returns the param groups of a state dict after checks, each with its parameters in the optimizer's order."""
+def _checked_groups(own: Groups, saved: Any) -> list[dict[str, Any]]:
+    """Returns the param groups of a state dict."""
     if not isinstance(saved, (list, tuple)):
         raise ValueError(f"'param_groups' of the state dict must be a list, not {shown(saved)}")
     if len(saved) != len(own):
         raise ValueError(
             f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer {len(own)}"
         )
-    copies: list[dict[str, Any]] = [
-        require_dict(theirs, f"parameter group {number} of the state dict").copy()
-        for number, theirs in enumerate(saved)
-    ]
-    for number, (mine, theirs) in enumerate(zip(own, copies, strict=True)):
-        _check_group(number, mine, theirs)
-        order = _match_names(number, mine, theirs)
-        theirs["layers"] = from_text(mine, theirs.get("layers"), order)
-    return copies
+    for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
+        where = f"parameter group {number} of the state dict"
+        _check_group(number, where, mine, require_dict(theirs, where))
+    return list(saved)
 
 
-def _match_names(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list[int] | None:
-    """Brings a saved group into the order of the optimizer's group, if both have the same names in another order.
+def _new_group(
+    number: int, labels: list[str], mine: dict[str, Any], theirs: dict[str, Any]
+) -> tuple[list[int], dict[str, Any]]:
+    """Returns the positions of the optimizer's parameters in a saved group, and the new group."""
+    order = _order_of(number, mine, theirs)
+    # the options of the dict may hold tensors
+    group = deepcopy({name: option for name, option in theirs.items() if name not in ("params", "layers")})
+    group["layers"] = from_text(mine, labels, theirs.get("layers"), order)
+    if isinstance(group.get("betas"), list):
+        # JSON has lists
+        group["betas"] = tuple(group["betas"])
+    # options of layers and scalings select parameters by the names that the constructor had
+    group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
+    group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
+    if corrects_decay(group):
+        # raises, as every step would
+        max_lr(group)
+    return order, group
+
+
+def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list[int]:
+    """Returns the positions of the optimizer's parameters in a saved group, if both have the same names.
 
     With other names the order stays, as in `torch.optim`, and a warning names the difference.
     """
     names, saved = mine.get("param_names"), theirs.get("param_names")
+    stays = list(range(len(mine["params"])))
     if names is None or saved is None or list(saved) == list(names):
-        return None
+        return stays
     if sorted(saved) == sorted(names) and len(set(names)) == len(names):
-        order = [list(saved).index(name) for name in names]
-        theirs["params"] = [theirs["params"][i] for i in order]
-        return order
+        return [list(saved).index(name) for name in names]
     at = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
     warnings.warn(
-        f"parameter {at} of group {number} is {names[at]!r} in the optimizer but {saved[at]!r} in the state dict: "
+        f"parameter {number}.{at} is {names[at]!r} in the optimizer but {saved[at]!r} in the state dict: "
         "state is loaded by position, and the optimizer keeps its own names",
         stacklevel=6,
     )
-    return None
+    return stays
 
 
-def _groups(own: Groups, saved: Groups) -> list[dict[str, Any]]:
-    """Returns the new param groups."""
-    groups = []
-    for mine, theirs in zip(own, saved, strict=True):
-        # the options of the dict may hold tensors
-        group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
-        if isinstance(group.get("betas"), list):
-            # JSON has lists
-            group["betas"] = tuple(group["betas"])
-        # options of layers and scalings select parameters by the names that the constructor had
-        group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
-        group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
-        if corrects_decay(group):
-            # raises, as every step would
-            max_lr(group)
-        groups.append(group)
-    return groups
-
-
-def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    where, params = f"parameter group {number} of the state dict", mine["params"]
-    ids, names = theirs.get("params"), theirs.get("param_names")
+def _check_group(number: int, where: str, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    params, ids, names = mine["params"], theirs.get("params"), theirs.get("param_names")
     if not isinstance(ids, (list, tuple)) or not all(isinstance(i, Hashable) for i in ids):
         raise ValueError(f"'params' of {where} must be a list of ids, not {shown(ids)}")
     if len(ids) != len(params):
@@ -147,23 +145,23 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
 
 
-def _state(options: StepOptions, new_groups: Groups, groups: Groups, saved: Any) -> defaultdict[Any, Any]:
-    """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
+def _state(options: StepOptions, groups: Groups, ids: Sequence[Sequence[Any]], saved: Any) -> defaultdict[Any, Any]:
+    """Returns the new state, in new memory, for new groups and the saved id of each of their parameters."""
     # id -> parameter, its name in messages, and its place in the new groups
     known: dict[Any, tuple[Tensor, str, dict[str, Any], int]] = {}
-    for number, (new, theirs) in enumerate(zip(new_groups, groups, strict=True)):
-        for at, (param, key) in enumerate(zip(new["params"], theirs["params"], strict=True)):
-            label = f"parameter {label_of(new_groups, number, at)}"
+    for group, keys, labels in zip(groups, ids, labels_of(groups), strict=True):
+        for at, (param, key) in enumerate(zip(group["params"], keys, strict=True)):
+            label = f"parameter {labels[at]!r}"
             # a parameter that is in its group twice has one id
-            if known.setdefault(key, (param, label, new, at))[0] is not param:
+            if known.setdefault(key, (param, label, group, at))[0] is not param:
                 raise ValueError(f"the state dict gives the id {key!r} to {known[key][1]} and to {label}")
     kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in known})
-    spelled, on_device = set(map(str, known)), options.counts_on_device(new_groups)
+    spelled, on_device = set(map(str, known)), options.counts_on_device(groups)
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in known:
-            param, label, new, at = known[key]
-            state[param] = _entry(options, new, at, entry, label, on_device)
+            param, label, group, at = known[key]
+            state[param] = _entry(options, group, at, entry, label, on_device)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
@@ -216,7 +214,9 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
     if value is None and name in options.rule.states and not options.rule.counts_steps:
         # SGD of torch 2.1 without momentum saved None
         return None
-    _check_column(param, value)
+    problem = misfit(value, param, copied=True)
+    if problem:
+        raise ValueError(problem)
     dtype = options.dtype_of(param, name)
     if type(value.data) is not Tensor or type(param.data) is not Tensor:
         # for example a DTensor
@@ -226,26 +226,12 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
 
 def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
     """Returns the radii of a parameter, which must have the given number."""
-    check_radius(param, value, rows)
+    problem = radius_misfit(param, value, rows, stored=False)
+    if problem:
+        raise ValueError(problem)
     if is_addressable(value) and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
     return torch.empty(rows, device=local(param).device).copy_(value.detach())
-
-
-def _check_column(param: Tensor, value: Any) -> None:
-    """Raises ValueError unless the value may be momentum or a moment of the parameter."""
-    if not isinstance(value, Tensor):
-        raise ValueError(f"must be a tensor, not {shown(value)}")
-    if value.shape != param.shape:
-        raise ValueError(f"is {tuple(value.shape)}, but the parameter is {tuple(param.shape)}")
-    if value.is_complex() != param.is_complex() or not (value.is_floating_point() or value.is_complex()):
-        raise ValueError(f"is {value.dtype}, but the parameter is {param.dtype}")
-    # only DTensors have placements
-    placed, wanted = (getattr(tensor, "placements", None) for tensor in (value, param))
-    if placed != wanted:
-        raise ValueError(f"is placed as {placed}, but the parameter as {wanted}")
-    if value.layout != torch.strided or (value.is_meta and not param.is_meta):
-        raise ValueError(f"is {value.layout} on {value.device}: there is nothing to copy to {param.device}")
 
 
 def _other(param: Tensor, value: Any) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fused_lwlr.layers import split_name
 from fused_lwlr.optim.layer_options import NAMES, SAME, Entry, Groups, LayerOptions, Slice
-from fused_lwlr.optim.option_table import check_option, number_of
+from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.patterns import find
 
 
@@ -55,28 +55,33 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
                 else:
                     own = ranges.get((start, stop), ranges[None])
                     ranges[start, stop] = own.updated(options)
-    entries = iter([_entry(name, param, ranges) for (name, param), ranges in zip(places, found, strict=True)])
-    return [[next(entries) for _ in group["params"]] for group in groups]
+    entries: list[Entry] = []
+    for (name, param), ranges in zip(places, found, strict=True):
+        rest = ranges.pop(None)
+        slices = sorted(Slice(*range_, own) for range_, own in ranges.items() if range_ is not None)
+        entries.append(_entry(name, param, slices, rest))
+    rest_of = iter(entries)
+    return [[next(rest_of) for _ in group["params"]] for group in groups]
 
 
-def entries_of(group: dict[str, Any], given: Any) -> list[Entry] | None:
+def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list[Entry] | None:
     """Returns the entries of one group.
 
     Given are None, a value of `layers=`, or an entry for each parameter. An entry is what `layers=` takes as a value,
-    or a list of (start, stop, value).
+    or a list of (start, stop, value). `labels` are the names of the parameters in messages.
 
     Raises:
         ValueError: as `resolve`, or an entry that does not fit its parameter.
     """
     if given is None:
         return None
-    params, names = group["params"], group.get("param_names", [f"parameter {i}" for i in range(len(group["params"]))])
+    params = group["params"]
     if isinstance(given, list) and len(given) == len(params) and not any(_has_names(each) for each in given):
         return [
-            _cover(name, param, [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in entry])
+            _entry(name, param, [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in entry])
             if _is_slices(entry)
             else (Slice(0, None, options_of(entry, name, [group])),)
-            for name, param, entry in zip(names, params, given, strict=True)
+            for name, param, entry in zip(labels, params, given, strict=True)
         ]
     if isinstance(given, Mapping) or (isinstance(given, (list, tuple)) and any(map(_has_names, given))):
         return resolve(given, [group])[0]
@@ -94,8 +99,8 @@ def to_text(entries: Sequence[Entry] | None) -> str | None:
     return json.dumps([[[start, stop, options.to_dict()] for start, stop, options in entry] for entry in entries])
 
 
-def from_text(group: dict[str, Any], text: Any, order: Sequence[int] | None = None) -> list[Entry] | None:
-    """Returns the entries that `to_text` made text of, for a group.
+def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> list[Entry] | None:
+    """Returns the entries that `to_text` made text of, for a group and in an order.
 
     Raises:
         ValueError: the text is not from `to_text`, or the entries do not fit the parameters of the group.
@@ -108,9 +113,7 @@ def from_text(group: dict[str, Any], text: Any, order: Sequence[int] | None = No
         entries = None
     if not (isinstance(entries, list) and all(map(_is_slices, entries))):
         raise ValueError(f"'layers' of a state dict must be None or JSON from state_dict(), not {text!r:.80}")
-    if order is not None and len(entries) == len(order):
-        entries = [entries[i] for i in order]
-    return entries_of(group, entries)
+    return entries_of(group, labels, [entries[i] for i in order] if len(entries) == len(order) else entries)
 
 
 def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
@@ -130,14 +133,7 @@ def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
                 f"layer {name!r} has {option!r}, but layers of this optimizer may have {', '.join(map(repr, allowed))}"
             )
         check_option(option, number, f"layer {name!r}")
-    return LayerOptions(**{option: _number(option, number) for option, number in options.items()})
-
-
-def _number(option: str, value: Any) -> Any:
-    """Returns the value of an option without tensors."""
-    if option == "corrected_decay":
-        return value
-    return tuple(map(number_of, value)) if option == "betas" else number_of(value)
+    return LayerOptions(**options)
 
 
 def _has_names(value: Any) -> bool:
@@ -154,44 +150,31 @@ def _is_slices(entry: Any) -> bool:
     )
 
 
-def _entry(name: str, param: Tensor, ranges: dict[tuple[int, int] | None, LayerOptions]) -> Entry:
-    """Returns the slices of a parameter; the range None fills the gaps between the others."""
-    rest = ranges.pop(None)
-    if not ranges:
-        return (Slice(0, None, rest),)
-    size, end = param.shape[0] if param.dim() else 0, 0
-    parts: list[Slice] = []
-    for start, stop in sorted((range_ for range_ in ranges if range_ is not None), key=lambda cut: cut[0]):
-        _check_slice(name, size, start, stop, end)
-        parts += [Slice(end, start, rest)] * (start > end) + [Slice(start, stop, ranges[start, stop])]
-        end = stop
-    return (*parts, *[Slice(end, size, rest)] * (end < size))
-
-
-def _check_slice(name: str, size: int, start: Any, stop: Any, before: int) -> None:
-    """Raises ValueError unless start:stop is a slice of `size` elements that begins at the number `before` or later."""
-    if not (type(start) is type(stop) is int and start < stop):
-        raise ValueError(f"the slice {start}:{stop} of {name!r} must go from an int to a larger int")
-    if stop > size:
-        raise ValueError(f"the slice {start}:{stop} of {name!r} leaves its first dimension of {size}")
-    if start < before:
-        raise ValueError(f"the slice {start}:{stop} of {name!r} overlaps the slice before it, which ends at {before}")
-
-
-def _cover(name: str, param: Tensor, parts: Sequence[Slice]) -> Entry:
-    """Returns slices as an entry.
+def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: LayerOptions | None = None) -> Entry:
+    """Returns the slices of a parameter, with `rest` in the gaps between them.
 
     Raises:
-        ValueError: they do not cover the first dimension of the parameter, each element once.
+        ValueError: they are not slices of its first dimension in order, or leave a gap and there is no `rest`.
     """
-    if len(parts) == 1 and parts[0].stop is None:
-        return (Slice(0, None, parts[0].options),)
-    size, at = param.shape[0] if param.dim() else 0, 0
-    for start, stop, _ in parts:
-        _check_slice(name, size, start, stop, at)
-        if start > at:
-            raise ValueError(f"the slice {start}:{stop} of {name!r} leaves a gap to the slice before it")
-        at = stop  # type: ignore[assignment]
-    if at < size:
-        raise ValueError(f"the slices of {name!r} end at {at}, but its first dimension has {size}")
-    return tuple(parts)
+    if not slices and rest is not None:
+        return (Slice(0, None, rest),)
+    if len(slices) == 1 and slices[0].stop is None:
+        return (slices[0]._replace(start=0),)
+    size, end = param.shape[0] if param.dim() else 0, 0
+    gaps: list[tuple[int, int]] = []
+    for start, stop, _ in slices:
+        where = f"the slice {start}:{stop} of {name!r}"
+        if not (type(start) is type(stop) is int and start < stop):
+            raise ValueError(f"{where} must go from an int to a larger int")
+        if stop > size:
+            raise ValueError(f"{where} leaves its first dimension of {size}")
+        if start < end:
+            raise ValueError(f"{where} overlaps the slice before it, which ends at {end}")
+        gaps.append((end, start))
+        end = stop
+    gaps = [gap for gap in (*gaps, (end, size)) if gap[0] < gap[1]]
+    if rest is not None:
+        return tuple(sorted([*slices, *(Slice(*gap, rest) for gap in gaps)]))
+    if gaps:
+        raise ValueError(f"the slices of {name!r} leave out {gaps[0][0]}:{gaps[0][1]} of its first dimension")
+    return tuple(slices)

@@ -6,6 +6,7 @@ comparing lists shows every edit.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -37,15 +38,16 @@ class LayerOptions:
     corrected_decay: bool | None = None
 
     def __post_init__(self) -> None:
-        for option, value in self.to_dict().items():
-            check_option(option, value, "a layer")
-        if self.betas is not None:
-            # a list has no hash
-            object.__setattr__(self, "betas", tuple(self.betas))
+        for name, value in self.to_dict().items():
+            check_option(name, value, "a layer")
+            if name != "corrected_decay":
+                # tensors and lists have no hash by value
+                number = tuple(map(number_of, value)) if name == "betas" else number_of(value)
+                object.__setattr__(self, name, number)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ: name -> number, list or bool, as JSON has them."""
-        given = {name: getattr(self, name) for name in NAMES if getattr(self, name) is not None}
+        given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
         return {name: list(value) if name == "betas" else value for name, value in given.items()}
 
     def updated(self, other: "LayerOptions") -> "LayerOptions":
@@ -54,7 +56,7 @@ class LayerOptions:
         Args:
             other: the options of the other layer.
         """
-        return replace(self, **{name: value for name in NAMES if (value := getattr(other, name)) is not None})
+        return replace(self, **other.to_dict())
 
     @property
     def eta(self) -> float:
@@ -95,18 +97,29 @@ def slices_of(group: dict[str, Any], at: int) -> Entry:
     return entry
 
 
+def own_options(group: dict[str, Any], layer: LayerOptions) -> dict[str, Any]:
+    """Returns the options of a param group, with betas and eps of a layer."""
+    return group | {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
+
+
+def labels_of(groups: Groups) -> list[list[str]]:
+    """Returns the label of each parameter of each group: its name, or "group.position" if it has none.
+
+    A name that occurs more than once is preceded by "group.".
+    """
+    # positions, which stand for missing names, are not counted
+    counts = Counter(name for group in groups for name in group.get("param_names", ()))
+    names = [group.get("param_names", range(len(group["params"]))) for group in groups]
+    return [[name if counts[name] == 1 else f"{number}.{name}" for name in own] for number, own in enumerate(names)]
+
+
 def layers_of(groups: Groups) -> Iterator[tuple[str, int, int, Slice]]:
     """Yields label, group number, position in the group, and slice of each layer.
 
-    The label is the name of the parameter, with its range if it has several slices. A parameter without a name has
-    "group.position", and a name that occurs more than once is preceded by "group.".
+    The label is the label of the parameter, with the range if it has several slices.
     """
-    names = [name for group in groups for name in group.get("param_names", [])]
-    repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    for number, group in enumerate(groups):
-        for at in range(len(group["params"])):
-            name = group["param_names"][at] if "param_names" in group else f"{number}.{at}"
-            label = f"{number}.{name}" if name in repeated else name
+    for number, (group, labels) in enumerate(zip(groups, labels_of(groups), strict=True)):
+        for at, label in enumerate(labels[: len(group["params"])]):
             for part in slices_of(group, at):
                 yield label if part.stop is None else f"{label}[{part.start}:{part.stop}]", number, at, part
 
@@ -116,11 +129,7 @@ def effective(groups: Groups) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for label, number, _, part in layers_of(groups):
         group, own = groups[number], part.options
-        found[label] = {
-            name: group[name] if getattr(own, name) is None else getattr(own, name)
-            for name in ("betas", "eps")
-            if name in group
-        }
+        found[label] = {name: value for name, value in own_options(group, own).items() if name in ("betas", "eps")}
         found[label]["lr"] = float(group["lr"]) * own.eta
         found[label]["weight_decay"] = float(group["weight_decay"]) * own.weight_decay_factor(group)
         if own.corrected_decay is not None:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Row
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
-from fused_lwlr.optim.layer_options import Groups, LayerOptions, layers_of
+from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, layers_of
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import is_complete, radii_of, state_of
-from fused_lwlr.optim.validate import is_ordinary, label_of
+from fused_lwlr.optim.validate import is_ordinary
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import local, local_row
 
@@ -76,6 +76,7 @@ def members_of(
     members: list[Member] = []
     waiting: list[Tensor] = []
     hyper: dict[tuple[int, LayerOptions], int] = {}
+    names = labels_of(groups)
     for position, ((number, at), layers) in enumerate(groupby(layers_of(groups), key=lambda layer: layer[1:3])):
         group = groups[number]
         param, state = group["params"][at], states.get(group["params"][at], {})
@@ -84,19 +85,19 @@ def members_of(
         if param.grad is None and not (is_ordinary(param) and is_complete(options, group, at, state, on_device)):
             waiting.append(param)
             continue
-        label = f"parameter {label_of(groups, number, at)}"
+        label = f"parameter {names[number][at]!r}"
         entries, steps = state_of(options, group, param, label, state, on_device)
         member = Member(position, param, label, [], [], entries, steps)
         members.append(member)
         scaled = options.scales(group, at)
-        for name, _, _, (start, stop, layer) in layers:
+        for layer_label, _, _, (start, stop, layer) in layers:
             variant = replace(layer, lr=None)
             if scaled and options.on_spheres:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
             index = hyper.setdefault((number, variant), len(hyper))
             member.rows.append(local_row(Row(0, start, stop, layer.eta, scaled, hyper=index), param))
-            member.labels.append(name)
+            member.labels.append(layer_label)
     if options.on_spheres and members:
         params, rows, labels = zip(*[(member.param, member.rows, member.label) for member in members], strict=True)
         for member, radius in zip(members, radii_of(params, rows, states, labels), strict=True):
@@ -157,7 +158,7 @@ def check_members(members: Sequence[Member]) -> bool:
         # a parameter that is in its group twice must not have a gradient twice
         return len(set(stepped)) == len(stepped)
     now = [
-        (tensor, f"state {name!r} of {member.label}" if name else member.label)
+        (tensor, f"{name!r} in the state of {member.label}" if name else member.label)
         for member, name, tensor in written
         if member.grad is not None or member.is_rescaled
     ]

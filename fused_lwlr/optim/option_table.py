@@ -1,4 +1,4 @@
-"""The table of options: which values each may have, its default, and where it belongs.
+"""The table of options: which values each may have, and where it belongs.
 
 The constructors, `add_param_group`, `load_state_dict`, `layers=` and the documentation read it.
 """
@@ -28,13 +28,11 @@ class Option(NamedTuple):
             layers alone.
         must_be: the allowed values, for messages.
         allows: whether a value is allowed.
-        default: the default of the constructor, None where torch's constructor has it.
     """
 
     scope: Literal["group", "shared", "flag", "layer"]
     must_be: str
     allows: Callable[[Any], bool]
-    default: Any = None
 
 
 def number_of(value: Any) -> float | None:
@@ -101,12 +99,12 @@ OPTIONS: dict[str, Option] = {
         "shared", "a finite number above 0, or None",
         lambda value: value is None or (_number(0)(value) and not isinstance(value, Tensor) and value > 0),
     ),
-    "nonfinite": Option("shared", *_one_of(*get_args(Nonfinite)), "propagate"),
-    "cautious_decay": Option("shared", TRUE_OR_FALSE, _switch, False),
-    "master_weights": Option("shared", TRUE_OR_FALSE, _switch, False),
-    "stochastic_rounding": Option("shared", TRUE_OR_FALSE, _switch, False),
+    "nonfinite": Option("shared", *_one_of(*get_args(Nonfinite))),
+    "cautious_decay": Option("shared", TRUE_OR_FALSE, _switch),
+    "master_weights": Option("shared", TRUE_OR_FALSE, _switch),
+    "stochastic_rounding": Option("shared", TRUE_OR_FALSE, _switch),
     "rounding_seed": Option(
-        "shared", "an int from 0 to 2³¹ − 1", lambda value: type(value) is int and 0 <= value < 1 << 31, 0
+        "shared", "an int from 0 to 2³¹ − 1", lambda value: type(value) is int and 0 <= value < 1 << 31
     ),
     "state_dtype": Option(
         "shared", "torch.float32, torch.bfloat16, torch.float16, or None for the dtype of each parameter",
@@ -116,19 +114,19 @@ OPTIONS: dict[str, Option] = {
         "shared",
         "False or the result of fused_lwlr.scale_invariant(model, batch, loss_fn), which measures which layers are "
         "scale-invariant",
-        lambda value: value is False or isinstance(value, ScaleInvariant), False,
+        lambda value: value is False or isinstance(value, ScaleInvariant),
     ),
-    "lr_in_momentum": Option("shared", TRUE_OR_FALSE, _switch, False),
-    "backend": Option("shared", *_one_of(*get_args(Backend)), "auto"),
+    "lr_in_momentum": Option("shared", TRUE_OR_FALSE, _switch),
+    "backend": Option("shared", *_one_of(*get_args(Backend))),
     "foreach": Option("flag", "None: the step is one launch for all tensors already", lambda value: not value),
     "differentiable": Option(
-        "flag", "False: the step is not differentiable; use torch.optim for that", lambda value: not value, False
+        "flag", "False: the step is not differentiable; use torch.optim for that", lambda value: not value
     ),
     "decoupled_weight_decay": Option(
-        "flag", "True: AdamW decays weights apart from the gradient", lambda value: value is not False, True
+        "flag", "True: AdamW decays weights apart from the gradient", lambda value: value is not False
     ),
     "fused": Option("flag", "True, False or None", lambda value: True),
-    "capturable": Option("flag", TRUE_OR_FALSE, lambda value: True, False),
+    "capturable": Option("flag", TRUE_OR_FALSE, lambda value: True),
 }  # fmt: skip
 
 

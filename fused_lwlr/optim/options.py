@@ -13,7 +13,7 @@ from fused_lwlr.kernels import Rule, Scale
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.layer_options import Groups
-from fused_lwlr.optim.option_table import HALF, OPTIONS, Nonfinite, check_option, names_of
+from fused_lwlr.optim.option_table import HALF, Nonfinite, check_option, names_of
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import BalancedLR, Scaling
 
@@ -44,105 +44,101 @@ class SharedOptions(TypedDict, total=False):
     backend: Backend
 
 
-DEFAULTS: dict[str, Any] = {name: OPTIONS[name].default for name in SharedOptions.__annotations__}
-
-
 @dataclass(frozen=True)
 class StepOptions:
-    """Everything that a step depends on, except the param groups and the state. See `FusedOptimizer`.
+    """Everything that a step depends on, except the param groups and the state.
+
+    `FusedOptimizer` describes the options that users give; their defaults are here.
 
     Attributes:
         optimizer: the name of the class, for messages.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
-        in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
+        in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
         is_part: whether `ZeroRedundancyOptimizer` made it, so that other processes have the other parameters.
         device_counts: whether the device always counts steps, since only the device knows which steps were skipped.
 
     Raises:
-        RuntimeError: flags that exclude each other, as in torch.optim.
-        ValueError: an option is invalid.
+        ValueError: an option is invalid, or options exclude each other.
     """
 
     optimizer: str
     rule: Rule
-    backend: Backend
-    fused: bool | None
-    capturable: bool
-    ema: float | None
-    scaling: Scaling | None
-    clip_global_norm: float | None
-    nonfinite: Nonfinite
-    rescale_weights: ScaleInvariant | Literal[False]
-    cautious_decay: bool
-    master_weights: bool
-    stochastic_rounding: bool
-    rounding_seed: int
-    state_dtype: torch.dtype | None
-    device_counts: bool = False
+    backend: Backend = "auto"
+    fused: bool | None = None
+    capturable: bool = False
+    ema: float | None = None
+    scaling: Scaling | None = None
+    clip_global_norm: float | None = None
+    nonfinite: Nonfinite = "propagate"
+    cautious_decay: bool = False
+    master_weights: bool = False
+    stochastic_rounding: bool = False
+    rounding_seed: int = 0
+    state_dtype: torch.dtype | None = None
     lr_in_momentum: bool = False
+    rescale_weights: ScaleInvariant | Literal[False] = False
     in_backward: bool = False
     is_part: bool = False
+    device_counts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("ema", *names_of("shared")):
             check_option(name, getattr(self, name))
-        if self.lr_in_momentum and self.capturable:
-            raise ValueError(
+        self.check_fused(self.fused)
+        for is_given, message in self._refused():
+            if is_given:
+                raise ValueError(message)
+        if self.cautious_decay:
+            object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
+
+    def _refused(self) -> Sequence[tuple[bool, str]]:
+        """Returns the combinations of options that are refused: whether one is given, and the message."""
+        scaling, scale, needs_gradients = self.scaling, self.scale, self.clip_global_norm is not None or self.skips
+        return (
+            (
+                self.lr_in_momentum and self.capturable,
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
-                "replay would not read"
-            )
-        scaling = self.scaling
-        scale = self.scale
-        if self.lr_in_momentum and scale is not None and (scale.target == "direction" or "lr" in scale.arguments):
-            raise ValueError(
+                "replay would not read",
+            ),
+            (
+                self.lr_in_momentum and scale is not None and (scale.target == "direction" or "lr" in scale.arguments),
                 f"scaling={scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
-                "ClipByLayer or BalancedLR"
-            )
-        if self.cautious_decay:
-            if self.rule.decay == "coupled":
-                raise ValueError(
-                    f"cautious_decay=True is not for {self.optimizer}, since {self.optimizer} adds weight decay to the "
-                    "gradient and not to the step: use AdamW or Lion, or omit it"
-                )
-            object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
-        if self.master_weights and self.stochastic_rounding:
-            raise ValueError(
+                "ClipByLayer or BalancedLR",
+            ),
+            (
+                self.cautious_decay and self.rule.decay == "coupled",
+                f"cautious_decay=True is not for {self.optimizer}, since {self.optimizer} adds weight decay to the "
+                "gradient and not to the step: use AdamW or Lion, or omit it",
+            ),
+            (
+                self.master_weights and self.stochastic_rounding,
                 "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
-                "nothing to make up for; choose one"
-            )
-        self.check_fused(self.fused)
-        if scaling is not None:
-            if not (scaling.bias_correction or self.rule.corrects_bias):
-                raise ValueError(
-                    f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
-                )
-            if scaling.retraction is not None and self.rescale_weights is not False:
-                raise ValueError(
-                    f"scaling={scaling!r} and rescale_weights= exclude each other: both change the norms of weights "
-                    "after the step; choose one"
-                )
-        if self.in_backward and self.needs_totals:
-            need = "all gradients" if self.clip_global_norm is not None or self.skips else "the norms of all weights"
-            hint = "use scaling=ClipByLayer(max_norm)" if self.clip_global_norm is not None else "omit it"
-            raise ValueError(
-                f"{self._name_what_needs_totals()} does not go with steps during backward, since it needs {need} "
-                f"before the first parameter is stepped: {hint}"
-            )
-        if self.is_part and self.needs_totals:
-            raise ValueError(
-                f"{self._name_what_needs_totals()} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
+                "nothing to make up for; choose one",
+            ),
+            (
+                scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias),
+                f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not",
+            ),
+            (
+                scaling is not None and scaling.retraction is not None and self.rescale_weights is not False,
+                f"scaling={scaling!r} and rescale_weights= exclude each other: both change the norms of weights "
+                "after the step; choose one",
+            ),
+            (
+                self.in_backward and self.needs_totals != "",
+                f"{self.needs_totals} does not go with steps during backward, since it needs "
+                f"{'all gradients' if needs_gradients else 'the norms of all weights'} before the first parameter is "
+                f"stepped: {'omit it' if self.clip_global_norm is None else 'use scaling=ClipByLayer(max_norm)'}",
+            ),
+            (
+                self.is_part and self.needs_totals != "",
+                f"{self.needs_totals} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
                 "weights of all processes, and each process has a part of them. Clip with "
-                "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard"
-            )
-
-    def _name_what_needs_totals(self) -> str:
-        if self.clip_global_norm is not None:
-            return f"clip_global_norm={self.clip_global_norm}"
-        if self.skips:
-            return f"nonfinite={self.nonfinite!r}"
-        return f"scaling={self.scaling!r}" if self.balances else "rescale_weights="
+                "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard",
+            ),
+        )
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""
@@ -178,9 +174,15 @@ class StepOptions:
         return retraction is not None and retraction.fixed
 
     @cached_property
-    def needs_totals(self) -> bool:
-        """Whether something about all layers together has to be known before the step."""
-        return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances
+    def needs_totals(self) -> str:
+        """The option that needs sums over all layers before the step; "" if there is none."""
+        if self.clip_global_norm is not None:
+            return f"clip_global_norm={self.clip_global_norm}"
+        if self.skips:
+            return f"nonfinite={self.nonfinite!r}"
+        if self.balances:
+            return f"scaling={self.scaling!r}"
+        return "" if self.rescale_weights is False else "rescale_weights="
 
     def counts_on_device(self, groups: Groups) -> bool:
         """Returns whether the device counts steps: if it may skip one, rounds at random, or replays a graph."""

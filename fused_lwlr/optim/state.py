@@ -12,8 +12,10 @@ from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.validate import same_width
+from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import completion_of, local
+
+CONVERT = "replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
 
 
 def entry_names(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
@@ -59,12 +61,7 @@ def is_complete(
     if (on_device or options.rule.counts_steps) and "step" not in state:
         return False
     param = group["params"][at]
-    try:
-        for name in entry_names(options, group, param):
-            _check("", param, name, state.get(name))
-    except ValueError:
-        return False
-    return True
+    return not any(_misfit(param, name, state.get(name)) for name in entry_names(options, group, param))
 
 
 def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> list[str]:
@@ -104,10 +101,9 @@ def radii_of(
         if found[i] is None:
             new.append(i)
             continue
-        try:
-            check_radius(params[i], found[i], len(own), stored=True)
-        except ValueError as error:
-            raise ValueError(f"state {RADIUS!r} of {labels[i]} {error}") from None
+        problem = radius_misfit(params[i], found[i], len(own), stored=True)
+        if problem:
+            raise ValueError(f"{RADIUS!r} in the state of {labels[i]} {problem}")
     if not new:
         return found
     held = [(params[i], row) for i in new for row in rows[i]]
@@ -123,24 +119,19 @@ def radii_of(
     return found
 
 
-def check_radius(param: Tensor, value: Any, rows: int, *, stored: bool = False) -> None:
-    """Raises ValueError unless the value may be the radii of this number of rows of a parameter.
-
-    With `stored` it must be a tensor that kernels can read.
-    """
+def radius_misfit(param: Tensor, value: Any, rows: int, *, stored: bool) -> str:
+    """Returns why a value cannot be the radii of this number of rows of a parameter, see `_misfit`."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
-        raise ValueError(f"must be a tensor of norms, not {value!r:.80}")
+        return f"must be a tensor of norms, not {value!r:.80}"
     if value.shape != (rows,):
-        raise ValueError(
+        return (
             f"is {tuple(value.shape)}, but must be ({rows},), one norm for each layer that the parameter is cut into: "
             "give the optimizer the slices in layers= that the state was saved with"
         )
     device = local(param).device
     if stored and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
-        raise ValueError(
-            f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous: "
-            "optimizer.load_state_dict(optimizer.state_dict()) converts it"
-        )
+        return f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous: {CONVERT}"
+    return ""
 
 
 def _sq_sum(param: Tensor, row: Row, state: Mapping[str, Any]) -> Tensor:
@@ -167,7 +158,9 @@ def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Ma
     """Returns an entry of the state of a parameter, and makes it if the state has no such entry."""
     tensor: Tensor | None = state.get(name)
     if tensor is not None:
-        _check(label, param, name, tensor)
+        problem = _misfit(param, name, tensor)
+        if problem:
+            raise ValueError(f"{name!r} in the state of {label} {problem}: {CONVERT}")
         return tensor
     if name == EMA:
         return first_average(param, state.get(MASTER) if options.has_master(param) else None)
@@ -176,21 +169,9 @@ def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Ma
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)
 
 
-def _check(label: str, param: Tensor, name: str, tensor: Any) -> None:
-    """Raises ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
-        found = f"{tensor.layout}" if isinstance(tensor, Tensor) else f"{tensor!r:.80}"
-        raise ValueError(
-            f"state {name!r} of {label} is {found}, but must be a strided tensor like the parameter: "
-            "load a state dict of this model"
-        )
-    if (tensor.shape, tensor.device) != (param.shape, param.device):
-        raise ValueError(
-            f"state {name!r} of {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
-            f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
-        )
-    if not (tensor.dtype == average_dtype(param) if name == EMA else same_width(tensor, param)):
-        fix = "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
-        if not (tensor.is_floating_point() or tensor.is_complex()):
-            fix = f"replace it by a tensor of {param.dtype}"
-        raise ValueError(f"state {name!r} of {label} is {tensor.dtype}, but the parameter is {param.dtype}: {fix}")
+def _misfit(param: Tensor, name: str, value: Any) -> str:
+    """Returns why a value cannot be an entry of the state of a parameter; "" if it can."""
+    problem = misfit(value, param)
+    if not problem and name == EMA and value.dtype != average_dtype(param):
+        return f"is {value.dtype}, but must be {average_dtype(param)}"
+    return problem

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.memory import is_addressable, is_freed
-from fused_lwlr.optim.layer_options import Groups
+from fused_lwlr.optim.layer_options import Groups, labels_of
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.shards import local
@@ -42,15 +42,28 @@ def same_placement(a: Tensor, b: Tensor) -> bool:
 def _place(tensor: Any) -> str:
     if not hasattr(tensor, "placements"):
         return "a plain tensor"
-    return f"{tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
+    return f"placed as {tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
 
 
-def label_of(groups: Groups, number: int, position: int) -> str:
-    """Returns the name of the parameter at a position of a group for messages, or its place."""
-    group = groups[number]
-    if "param_names" in group:
-        return repr(group["param_names"][position])
-    return f"number {position} of {f'group {number}' if len(groups) > 1 else 'its group'}"
+def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
+    """Returns why a gradient or an entry of the state does not fit its parameter; "" if it does.
+
+    If it is `copied` before a step, its device and precision may differ.
+    """
+    if not isinstance(tensor, Tensor):
+        return f"must be a tensor, not {shown(tensor)}"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"is {'nested' if tensor.is_nested else tensor.layout}, but must be torch.strided"
+    if tensor.shape != param.shape:
+        return f"is {tuple(tensor.shape)}, but the parameter is {tuple(param.shape)}"
+    if not same_placement(tensor, param):
+        return f"is {_place(tensor)}, but the parameter is {_place(param)}"
+    if tensor.device != param.device and (not copied or tensor.is_meta):
+        return f"is on {tensor.device}, but the parameter is on {param.device}"
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    if not (is_number and tensor.is_complex() == param.is_complex() if copied else same_width(tensor, param)):
+        return f"is {tensor.dtype}, but the parameter is {param.dtype}"
+    return ""
 
 
 def check_selection(options: StepOptions, groups: Groups) -> None:
@@ -132,53 +145,45 @@ def is_ordinary(param: Tensor) -> bool:
 def check_gradients(options: StepOptions, groups: Groups) -> None:
     """Raises RuntimeError unless every parameter can be stepped by its gradient."""
     seen, optimizer = set(), options.optimizer
-    places = [(i, at, param) for i, group in enumerate(groups) for at, param in enumerate(group["params"])]
-    for number, at, param in places:
-        grad, label = param.grad, label_of(groups, number, at)
+    places = [
+        (group, f"parameter {label!r}", param)
+        for group, labels in zip(groups, labels_of(groups), strict=True)
+        for label, param in zip(labels, group["params"], strict=False)
+    ]
+    for group, label, param in places:
+        grad = param.grad
         if grad is None:
             continue
         if param.is_nested:
             raise RuntimeError(
-                f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
+                f"{optimizer} does not support nested tensors, such as {label}: optimize its values() instead"
             )
-        if param.is_meta and (options.fused or groups[number].get("fused")):
+        if param.is_meta and (options.fused or group.get("fused")):
             raise RuntimeError(
-                "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
+                "`fused=True` requires all the params to be floating point Tensors of supported devices, but "
                 f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
             )
         if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
-            raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
-        if grad.is_nested:
-            raise RuntimeError(f"the gradient of parameter {label} is a nested tensor, but the parameter is not")
-        if param.layout != torch.strided or grad.layout != torch.strided:
+            raise RuntimeError(f"{optimizer} cannot optimize {label} of dtype {param.dtype}")
+        if param.layout != torch.strided or (grad.layout != torch.strided and not grad.is_nested):
             raise RuntimeError(
-                f"{optimizer} does not support sparse gradients: the gradient of parameter {label} is {grad.layout}; "
+                f"{optimizer} does not support sparse gradients: the gradient of {label} is {grad.layout}; "
                 "use sparse=False in its layer, or torch.optim.SparseAdam for it"
             )
         if is_freed(grad):
-            raise RuntimeError(f"the storage of the gradient of parameter {label} was freed: compute it again")
-        if (grad.shape, grad.device) != (param.shape, param.device):
+            raise RuntimeError(f"the storage of the gradient of {label} was freed: compute it again")
+        problem = misfit(grad, param)
+        if problem:
             raise RuntimeError(
-                f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
-                f"but the parameter is {tuple(param.shape)} on {param.device}"
-            )
-        if not same_placement(grad, param):
-            found, wanted = map(_place, (grad, param))
-            raise RuntimeError(
-                f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: "
-                "redistribute it"
-            )
-        if not same_width(grad, param):
-            raise RuntimeError(
-                f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}: "
-                f"convert it with grad.to({param.dtype})"
+                f"the gradient of {label} {problem}: set .grad to a tensor of the parameter's shape, dtype, device and "
+                "placements"
             )
         if param.is_conj() or param.is_neg():
             raise RuntimeError(
-                f"parameter {label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
+                f"{label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
             )
         if id(param) in seen:
-            raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
+            raise RuntimeError(f"{label} is in its group twice: one launch would step it twice at once")
         seen.add(id(param))
 
 

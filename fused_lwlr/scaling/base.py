@@ -54,6 +54,12 @@ class Scaling:
 
     targets: ClassVar[tuple[ScaleTarget, ...]] = ()
     formula: ClassVar[Callable[..., Tensor] | None] = None
+    _positive: ClassVar[tuple[str, ...]] = ()
+    """Fields that must be finite, and above 0."""
+    _not_negative: ClassVar[tuple[str, ...]] = ()
+    """Fields that must be finite, and at least 0."""
+    _limits: ClassVar[tuple[str, ...]] = ()
+    """Fields that must be above 0, and may be infinite."""
     # not annotated: if it were a field here, a subclass could not place it after its own fields
     bias_correction = True
 
@@ -204,6 +210,15 @@ class Scaling:
         return split_patterns([self.select] if isinstance(self.select, str) else self.select)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
+        for names, must_be, allows in (
+            (self._positive, "a finite number above 0", lambda value: 0 < value < math.inf),
+            (self._not_negative, "a finite number, at least 0", lambda value: 0 <= value < math.inf),
+            (self._limits, "a number above 0", lambda value: value > 0),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                if not (isinstance(value, (Real, Tensor)) and allows(value)):
+                    raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
         if not (callable(self.select) or isinstance(self.select, str)):
             # patterns may be an iterator, which can be read only once
             select = tuple(self.select) if isinstance(self.select, Iterable) else (self.select,)
@@ -212,29 +227,3 @@ class Scaling:
                     f"{type(self).__name__}(select={self.select!r}) must be a predicate, a name, or names and patterns"
                 )
             object.__setattr__(self, "select", select)
-
-
-def require(
-    scaling: Scaling,
-    *,
-    positive: Iterable[str] = (),
-    not_negative: Iterable[str] = (),
-    limits: Iterable[str] = (),
-) -> None:
-    """Raises ValueError unless fields have the numbers that they must have.
-
-    Args:
-        scaling: has the fields.
-        positive, not_negative: fields that must be finite, and above 0 or at least 0.
-        limits: fields that must be above 0, and may be infinite.
-    """
-    rules = (
-        (positive, "a finite number above 0", lambda value: 0 < value < math.inf),
-        (not_negative, "a finite number, at least 0", lambda value: 0 <= value < math.inf),
-        (limits, "a number above 0", lambda value: value > 0),
-    )
-    for names, must_be, allows in rules:
-        for name in names:
-            value = getattr(scaling, name)
-            if not (isinstance(value, (Real, Tensor)) and allows(value)):
-                raise ValueError(f"{type(scaling).__name__}({name}={value!r}): it must be {must_be}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import minimum
-from fused_lwlr.scaling.base import Scaling, Selector, everything, require
+from fused_lwlr.scaling.base import Scaling, Selector, everything
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,7 @@ class ClipByLayer(Scaling):
     select: Selector = field(default=everything, kw_only=True)
 
     targets = ("gradient",)
-
-    def __post_init__(self) -> None:
-        require(self, positive=("max_norm",))
-        super().__post_init__()
+    _positive = ("max_norm",)
 
     @staticmethod
     def formula(norm: Tensor, max_norm: Tensor) -> Tensor:

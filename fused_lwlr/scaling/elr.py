@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, require
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class ELR(Scaling):
     retract: Literal["none", "sphere"] = field(default="none", kw_only=True)
 
     targets = ("gradient", "direction")
+    _positive, _not_negative = ("goal",), ("eps",)
 
     def __post_init__(self) -> None:
-        require(self, positive=("goal",), not_negative=("eps",))
+        super().__post_init__()
         if self.retract not in ("none", "sphere"):
             raise ValueError(f"ELR(retract={self.retract!r}): it must be 'none' or 'sphere'")
-        super().__post_init__()
 
     @property
     def retraction(self) -> Retraction | None:

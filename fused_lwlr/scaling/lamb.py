@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, minimum, where
-from fused_lwlr.scaling.base import Scaling, require
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class LAMB(Scaling):
     bias_correction: bool = field(default=True, kw_only=True)
 
     targets = ("direction",)
+    _not_negative, _limits = ("min_norm",), ("max_norm", "max_ratio")
 
     def __post_init__(self) -> None:
-        require(self, not_negative=("min_norm",), limits=("max_norm", "max_ratio"))
+        super().__post_init__()
         if self.max_norm < self.min_norm:
             raise ValueError(f"LAMB(max_norm={self.max_norm}): it must be at least min_norm={self.min_norm}")
-        super().__post_init__()
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, min_norm: Tensor, max_norm: Tensor, max_ratio: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import minimum, where
-from fused_lwlr.scaling.base import Scaling, require
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,7 @@ class LARS(Scaling):
     eps: float = 1e-8
 
     targets = ("decayed", "gradient")
-
-    def __post_init__(self) -> None:
-        require(self, positive=("trust_coefficient",), not_negative=("eps",))
-        super().__post_init__()
+    _positive, _not_negative = ("trust_coefficient",), ("eps",)
 
     @staticmethod
     def formula(

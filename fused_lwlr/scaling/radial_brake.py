@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, require
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,7 @@ class RadialBrake(Scaling):
     inward: float = 1.0
 
     targets = ("direction",)
-
-    def __post_init__(self) -> None:
-        require(self, not_negative=("outward", "inward"))
-        super().__post_init__()
+    _not_negative = ("outward", "inward")
 
     @property
     def retraction(self) -> Retraction:

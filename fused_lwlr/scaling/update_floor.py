@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, where
-from fused_lwlr.scaling.base import Scaling, require
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class UpdateFloor(Scaling):
     ceiling: float = math.inf
 
     targets = ("direction",)
+    _not_negative, _limits = ("ratio",), ("ceiling",)
 
     def __post_init__(self) -> None:
-        require(self, not_negative=("ratio",), limits=("ceiling",))
+        super().__post_init__()
         if self.ceiling < self.ratio:
             raise ValueError(f"UpdateFloor(ceiling={self.ceiling}): it must be at least ratio={self.ratio}")
         if self.ratio == 0 and self.ceiling == math.inf:
             raise ValueError("UpdateFloor(ratio=0.0, ceiling=inf) changes no step: give a ratio, a ceiling, or both")
-        super().__post_init__()
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, ratio: Tensor, ceiling: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def test_equal_parameters_equal_dicts(stepped, name, desc, backend):
     other = ours_of(name, others, backend, **options_of(name, desc))
     checkpoint = ours.state_dict()
     given = deepcopy(checkpoint)
-    with pytest.warns(UserWarning, match="parameter 0 of group 0 is 'other p0' in the optimizer but 'p0' in the state"):
+    with pytest.warns(UserWarning, match="parameter 0.0 is 'other p0' in the optimizer but 'p0' in the state"):
         other.load_state_dict(given)
     assert identical(given, checkpoint)
     train((ours, other), (named, others), 3)

@@ -145,7 +145,9 @@ def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
     before = everything(ours, sharded)
     param, grad = sharded[3][1], sharded[3][1].grad
     param.grad = misplaced(grad, how)
-    with pytest.raises(RuntimeError, match=f"'attn.qkv.weight' is placed as .*{said}.*, but the parameter as .*Shard"):
+    with pytest.raises(
+        RuntimeError, match=f"'attn.qkv.weight' is placed as .*{said}.*, but the parameter is placed as .*Shard"
+    ):
         ours.step()
     assert identical(everything(ours, sharded), before)
     param.grad = grad
@@ -160,7 +162,7 @@ def test_a_sharded_gradient_of_a_plain_parameter_is_refused(name):
     ours = OURS[name](whole, lr=0.1, backend="torch")
     gradients(whole, whole)
     whole[3][1].grad = placed(whole[3][1].grad, "rows")
-    with pytest.raises(RuntimeError, match=r"is placed as .*Shard\(dim=0\).*but the parameter as a plain tensor"):
+    with pytest.raises(RuntimeError, match=r"is placed as .*Shard\(dim=0\).*but the parameter is a plain tensor"):
         ours.step()
 
 

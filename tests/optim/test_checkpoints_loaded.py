@@ -233,7 +233,7 @@ def test_names_with_a_prefix(name, device):
     other = OURS[name](prefixed, **OPTIONS[name], layers={"_orig_mod.p0": 0.5})
     train((other,), (prefixed,), 2)
     ours = OURS[name](named, **OPTIONS[name], scaling=LARS(select="p0"))
-    with pytest.warns(UserWarning, match=r"parameter 0 of group 0 is 'p0' in the optimizer but '_orig_mod.p0' in the"):
+    with pytest.warns(UserWarning, match=r"parameter 0.0 is 'p0' in the optimizer but '_orig_mod.p0' in the"):
         ours.load_state_dict(other.state_dict())
     assert ours.param_groups[0]["param_names"] == ["p0", "p1", "p2"]
     assert ours.layers()["p0"]["lr"] == 0.5 * OPTIONS[name]["lr"]

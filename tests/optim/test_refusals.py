@@ -183,7 +183,7 @@ def wrong_multiplier(ours, params):
     [
         (sparse, "does not support sparse gradients.*'p1'"), (wrong_state, "of parameter 'p1' is"),
         (resized, "of parameter 'p0' is"), (expanded, "elements of parameter 'p1' share memory"),
-        (double, "converts the state|cannot work on"),
+        (double, "convert its dtype|cannot work on"),
         (wrong_multiplier, "must be a finite number, at least 0, not -1.0"),
     ],
 )  # fmt: skip

@@ -47,9 +47,9 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         maximize: bool = False,
         **options: "Unpack[SharedOptions]",
     ) -> None:
-        shared = self._start(options)
+        flags = self._start(options)
+        capturable = self.options.capturable
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=shared["foreach"],
-            capturable=shared["capturable"], differentiable=shared["differentiable"],
-        )  # fmt: skip
-        self._finish(shared)
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable, **flags
+        )
+        self._finish(options.get("layers"))

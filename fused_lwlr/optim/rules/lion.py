@@ -48,10 +48,9 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         maximize: bool = False,
         **options: "Unpack[SharedOptions]",
     ) -> None:
-        shared = self._start(options)
+        flags = self._start(options)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         for name in ("lr", "betas", "weight_decay"):
             check_option(name, defaults[name], "Lion")
-        flags = {name: shared[name] for name in ("foreach", "differentiable")}
-        super().__init__(params, {**defaults, **flags, "fused": None})
-        self._finish(shared)
+        super().__init__(params, {**defaults, **flags})
+        self._finish(options.get("layers"))

@@ -61,12 +61,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: ScaleInvariant | Literal[False] = False,
         **options: "Unpack[SharedOptions]",
     ) -> None:
-        shared = self._start(options, rescale_weights, lr_in_momentum)
-        super().__init__(
-            params, lr, momentum, dampening, weight_decay, nesterov,
-            maximize=maximize, foreach=shared["foreach"], differentiable=shared["differentiable"],
-        )  # fmt: skip
-        self._finish(shared)
+        flags = self._start(options, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum)
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, **flags)
+        self._finish(options.get("layers"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         own = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
