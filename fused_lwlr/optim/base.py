@@ -193,8 +193,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
         try:
-            group["layers"] = entries_of(group, labels_of(self.param_groups)[-1], group.get("layers"))
-            set_max_lr(group)
+            if group.setdefault("layers", None) is not None:
+                group["layers"] = entries_of(group, labels_of(self.param_groups)[-1], group["layers"])
+                set_max_lr(group)
         except BaseException:
             self.param_groups.pop()
             raise

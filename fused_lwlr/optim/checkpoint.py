@@ -49,13 +49,19 @@ def read(
     if not {"state", "param_groups"} <= state_dict.keys():
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
-    saved = _checked_groups(groups, state_dict["param_groups"])
-    ids, new_groups = [], []
+    saved = state_dict["param_groups"]
+    if not isinstance(saved, (list, tuple)):
+        raise ValueError(f"'param_groups' of the state dict must be a list, not {shown(saved)}")
+    if len(saved) != len(groups):
+        raise ValueError(
+            f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer "
+            f"{len(groups)}"
+        )
+    # each new group, and the saved ids of its parameters
+    new = []
     for number, labels in enumerate(labels_of(groups)):
-        order, group = _new_group(number, labels, groups[number], saved[number])
-        ids.append([saved[number]["params"][at] for at in order])
-        new_groups.append(group)
-    return _state(options, new_groups, ids, state_dict["state"]), new_groups
+        new.append(_new_group(number, labels, groups[number], saved[number]))
+    return _state(options, new, state_dict["state"]), [group for group, _ in new]
 
 
 def require_dict(value: Any, what: str) -> dict[Any, Any]:
@@ -65,24 +71,9 @@ def require_dict(value: Any, what: str) -> dict[Any, Any]:
     return value
 
 
-def _checked_groups(own: Groups, saved: Any) -> list[dict[str, Any]]:
-    """Returns the param groups of a state dict."""
-    if not isinstance(saved, (list, tuple)):
-        raise ValueError(f"'param_groups' of the state dict must be a list, not {shown(saved)}")
-    if len(saved) != len(own):
-        raise ValueError(
-            f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer {len(own)}"
-        )
-    for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
-        where = f"parameter group {number} of the state dict"
-        _check_group(number, where, mine, require_dict(theirs, where))
-    return list(saved)
-
-
-def _new_group(
-    number: int, labels: list[str], mine: dict[str, Any], theirs: dict[str, Any]
-) -> tuple[list[int], dict[str, Any]]:
-    """Returns the positions of the optimizer's parameters in a saved group, and the new group."""
+def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Returns a new param group, and the saved ids of its parameters."""
+    _check_group(number, mine, theirs)
     order = _order_of(number, mine, theirs)
     # the options of the dict may hold tensors
     group = deepcopy({name: option for name, option in theirs.items() if name not in ("params", "layers")})
@@ -96,7 +87,7 @@ def _new_group(
     if corrects_decay(group):
         # raises, as every step would
         max_lr(group)
-    return order, group
+    return group, [theirs["params"][at] for at in order]
 
 
 def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list[int]:
@@ -119,7 +110,9 @@ def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list
     return stays
 
 
-def _check_group(number: int, where: str, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
+    where = f"parameter group {number} of the state dict"
+    theirs = require_dict(theirs, where)
     params, ids, names = mine["params"], theirs.get("params"), theirs.get("param_names")
     if not isinstance(ids, (list, tuple)) or not all(isinstance(i, Hashable) for i in ids):
         raise ValueError(f"'params' of {where} must be a list of ids, not {shown(ids)}")
@@ -145,12 +138,13 @@ def _check_group(number: int, where: str, mine: dict[str, Any], theirs: dict[str
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
 
 
-def _state(options: StepOptions, groups: Groups, ids: Sequence[Sequence[Any]], saved: Any) -> defaultdict[Any, Any]:
-    """Returns the new state, in new memory, for new groups and the saved id of each of their parameters."""
+def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any) -> defaultdict[Any, Any]:
+    """Returns the new state, in new memory, for new groups and the saved ids of their parameters."""
+    groups = [group for group, _ in new]
     # id -> parameter, its name in messages, and its place in the new groups
     known: dict[Any, tuple[Tensor, str, dict[str, Any], int]] = {}
-    for group, keys, labels in zip(groups, ids, labels_of(groups), strict=True):
-        for at, (param, key) in enumerate(zip(group["params"], keys, strict=True)):
+    for (group, ids), labels in zip(new, labels_of(groups), strict=True):
+        for at, (param, key) in enumerate(zip(group["params"], ids, strict=True)):
             label = f"parameter {labels[at]!r}"
             # a parameter that is in its group twice has one id
             if known.setdefault(key, (param, label, group, at))[0] is not param:
@@ -174,26 +168,21 @@ def _entry(
     options: StepOptions, group: dict[str, Any], at: int, saved: Any, label: str, on_device: bool
 ) -> dict[Any, Any]:
     """Returns the state of the parameter at a position of a new group, without stale entries."""
-    param, stale = group["params"][at], stale_names(options, group, at)
-    saved = require_dict(saved, f"the state of {label}")
-    needed = set(options.rule.states if options.rule.optional is None else options.rule.states[:-1]) if saved else set()
-    if options.rule.counts_steps and saved:
-        needed.add("step")
-    for name in sorted(needed - saved.keys()):
+    saved, stale = require_dict(saved, f"the state of {label}"), stale_names(options, group, at)
+    # without the entry that an option switches on
+    needed = (*options.rule.columns({}), "step") if options.rule.counts_steps else options.rule.columns({})
+    missing = [name for name in needed if name not in saved]
+    if saved and missing:
         raise ValueError(
-            f"the state of {label} has no {name!r}, but {', '.join(map(repr, saved))}: it belongs to another kind "
-            "of optimizer, or is incomplete"
+            f"the state of {label} has no {missing[0]!r}, but {', '.join(map(repr, saved))}: it belongs to another "
+            "kind of optimizer, or is incomplete"
         )
     entry = {}
     for name, value in saved.items():
         if name in stale:
             continue
         try:
-            entry[name] = (
-                _radius(param, value, len(slices_of(group, at)))
-                if name == RADIUS
-                else _value(options, param, name, value, on_device=on_device)
-            )
+            entry[name] = _value(options, group, at, name, value, on_device=on_device)
         except ValueError as error:
             raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
         except Exception as error:
@@ -201,7 +190,10 @@ def _entry(
     return entry
 
 
-def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_device: bool) -> Any:
+def _value(options: StepOptions, group: dict[str, Any], at: int, name: Any, value: Any, *, on_device: bool) -> Any:
+    param = group["params"][at]
+    if name == RADIUS:
+        return _radius(param, value, len(slices_of(group, at)))
     if name == "step":
         # without values there is no count, see `state_of`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))

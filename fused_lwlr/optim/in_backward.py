@@ -82,14 +82,16 @@ class StepInBackward:
                 if other.grad is not None and id(other) not in own:
                     self._refuse_unhooked(other)
             check_final(self.called, self._optimizer)
-            self._end_bucket(self._bucket)
+            self._step_bucket(self._bucket)
+            self._bucket, self._bytes = [], 0
 
     def end_step(self) -> tuple[Plans, ...]:
         """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
         check_final(self.called, self._optimizer)
         left = [param for param in self._params() if param.grad is not None]
         if left:
-            self._end_bucket(left)
+            self._step_bucket(left)
+        self._bucket, self._bytes = [], 0
         self._wait()
         plans, self._plans = tuple(self._plans), []
         self._seen.clear()
@@ -105,11 +107,6 @@ class StepInBackward:
     def _params(self) -> list[Tensor]:
         """Returns the parameters whose gradients are collected."""
         return params_of(self._optimizer)
-
-    def _end_bucket(self, params: list[Tensor]) -> None:
-        """Steps the parameters of a bucket, and begins the next one."""
-        self._step_bucket(params)
-        self._bucket, self._bytes = [], 0
 
     def _wait(self) -> None:
         """Waits until all buckets are stepped. Raises the first error of a step."""
@@ -183,7 +180,9 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
         raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")
     if find_overlap([local(param) for param in {id(param): param for param in params}.values()]) is not None:
         raise ValueError("parameters share memory: one would be changed while backward() needs another; clone() them")
-    if torch.__version__ < "2.13" and any(map(is_offloaded, params)):
+    sharded: list[Any] = list(filter(is_distributed, params))
+    offloaded = any(local(param).device.type == "cpu" != param.device_mesh.device_type for param in sharded)
+    if offloaded and torch.__version__ < "2.13":
         raise RuntimeError(
             f"{called} with CPUOffloadPolicy needs torch 2.13, since older versions run hooks before gradients have "
             "arrived on the CPU: update torch, or call step() without it"
@@ -191,11 +190,6 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
     if any(param.grad is not None for param in params):
         raise RuntimeError(f"there are gradients before {called}: call optimizer.zero_grad() first")
     check_final(called, optimizer)
-
-
-def is_offloaded(param: Any) -> bool:
-    """Returns whether `fully_shard` keeps a parameter on the CPU, but computes on another device."""
-    return is_distributed(param) and local(param).device.type == "cpu" != param.device_mesh.device_type
 
 
 def check_final(called: str, optimizer: FusedOptimizer) -> None:

@@ -141,17 +141,13 @@ def max_lr(group: dict[str, Any]) -> float:
     """Returns the lr at which corrected decay equals the decay without correction.
 
     Raises:
-        ValueError: the group has none, or it is not a finite number above 0.
+        ValueError: the group has none that is a finite number above 0.
     """
-    if "max_lr" not in group:
-        raise ValueError(
-            "corrected_decay divides lr by max_lr, but the param group has no max_lr: set it to the largest lr"
-        )
-    value = number_of(group["max_lr"])
+    value = number_of(group.get("max_lr"))
     if value is None or not 0 < value < math.inf:
         raise ValueError(
-            f"max_lr={shown(group['max_lr'])} must be a finite number above 0, since corrected_decay divides lr by it: "
-            "set max_lr of the param group to its largest lr"
+            f"max_lr={shown(group.get('max_lr'))} must be a finite number above 0, since corrected_decay divides lr by "
+            "it: set max_lr of the param group to its largest lr"
         )
     return value
 

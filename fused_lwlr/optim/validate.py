@@ -109,8 +109,9 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     for name in names_of("flag"):
         check_option(name, own.get(name))
     for name in names_of("group"):
-        if name in own:
-            check_option(name, own[name])
+        for options_of in (defaults, own):
+            if name in options_of:
+                check_option(name, options_of[name])
     shared = {name: own[name] for name in names_of("shared") if name in own}
     for name, value in shared.items():
         if value != getattr(options, name):

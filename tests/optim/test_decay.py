@@ -97,7 +97,7 @@ def test_where_max_lr_is_from(device):
     later.param_groups[0].update(lr=0.01)
     later.param_groups[0]["layers"][0] = {"corrected_decay": True}
     gradients(named)
-    with pytest.raises(ValueError, match="the param group has no max_lr"):
+    with pytest.raises(ValueError, match="max_lr=None must be a finite number above 0"):
         later.step()
     later.param_groups[0]["max_lr"] = 0.1
     later.step()

@@ -26,8 +26,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
-        options: options of all optimizers, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
-            ema, cautious_decay, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
+        options: the options that all optimizers share, see `FusedOptimizer`.
 
     Raises:
         ValueError: an argument is out of range or not supported, or a layer is not a parameter.

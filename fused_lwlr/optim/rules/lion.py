@@ -7,7 +7,6 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
-from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.optim.options import SharedOptions
 
 if TYPE_CHECKING:
@@ -50,7 +49,5 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
     ) -> None:
         flags = self._start(options)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        for name in ("lr", "betas", "weight_decay"):
-            check_option(name, defaults[name], "Lion")
         super().__init__(params, {**defaults, **flags})
         self._finish(options.get("layers"))

@@ -38,8 +38,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: the result of `fused_lwlr.scale_invariant`. Every step divides the weights of these layers by
             the largest of their norms, and rescales the tensors that depend on them. The function of the network does
             not change, up to the eps of its normalizations. It costs a launch that reads the weights.
-        options: options of all optimizers, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
-            ema, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
+        options: the options that all optimizers share, see `FusedOptimizer`.
 
     Raises:
         ValueError: an argument is out of range or not supported, or a layer is not a parameter.
