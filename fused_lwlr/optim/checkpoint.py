@@ -217,7 +217,7 @@ def _value(options: StepOptions, group: dict[str, Any], at: int, name: Any, valu
 
 
 def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
-    """Returns the radii of a parameter, which must have the given number."""
+    """Returns the radii of this number of rows of a parameter."""
     problem = radius_misfit(param, value, rows, stored=False)
     if problem:
         raise ValueError(problem)

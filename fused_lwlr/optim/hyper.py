@@ -9,7 +9,7 @@ from torch import Tensor
 from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr, own_options
+from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
 from fused_lwlr.optim.option_table import check_option, number_of
 from fused_lwlr.optim.options import StepOptions
 
@@ -26,7 +26,7 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     weight_decay = _on_device(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     own, factor, per_lr = group, 1.0, 0.0
     if layer != SAME:
-        own = own_options(group, layer)
+        own = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
         if layer.corrected_decay and isinstance(lr, Tensor):
             # a replay reads lr
             factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)

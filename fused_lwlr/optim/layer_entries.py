@@ -69,9 +69,6 @@ def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list
 
     Given are None, a value of `layers=`, or an entry for each parameter. An entry is what `layers=` takes as a value,
     or a list of (start, stop, value). `labels` are the names of the parameters in messages.
-
-    Raises:
-        ValueError: as `resolve`, or an entry that does not fit its parameter.
     """
     if given is None:
         return None
@@ -100,11 +97,7 @@ def to_text(entries: Sequence[Entry] | None) -> str | None:
 
 
 def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> list[Entry] | None:
-    """Returns the entries that `to_text` made text of, for a group and in an order.
-
-    Raises:
-        ValueError: the text is not from `to_text`, or the entries do not fit the parameters of the group.
-    """
+    """Returns the entries that `to_text` made text of, for a group and in an order."""
     if text is None:
         return None
     try:
@@ -117,11 +110,7 @@ def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Se
 
 
 def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
-    """Returns the options that were given for a layer of these groups, as η, a dict, or `LayerOptions`.
-
-    Raises:
-        ValueError: the value has another type, an option that a group lacks, or an option out of range.
-    """
+    """Returns the options that were given for a layer of these groups, as η, a dict, or `LayerOptions`."""
     if isinstance(value, (list, tuple)):
         raise ValueError(f"the options of layer {name!r} must be a number or a dict, not {value!r:.80}")
     given = value.to_dict() if isinstance(value, LayerOptions) else value
@@ -151,11 +140,7 @@ def _is_slices(entry: Any) -> bool:
 
 
 def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: LayerOptions | None = None) -> Entry:
-    """Returns the slices of a parameter, with `rest` in the gaps between them.
-
-    Raises:
-        ValueError: they are not slices of its first dimension in order, or leave a gap and there is no `rest`.
-    """
+    """Returns the slices of a parameter, with `rest` in the gaps between them; without `rest`, gaps are refused."""
     if not slices and rest is not None:
         return (Slice(0, None, rest),)
     if len(slices) == 1 and slices[0].stop is None:

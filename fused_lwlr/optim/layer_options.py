@@ -97,11 +97,6 @@ def slices_of(group: dict[str, Any], at: int) -> Entry:
     return entry
 
 
-def own_options(group: dict[str, Any], layer: LayerOptions) -> dict[str, Any]:
-    """Returns the options of a param group, with betas and eps of a layer."""
-    return group | {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
-
-
 def labels_of(groups: Groups) -> list[list[str]]:
     """Returns the label of each parameter of each group: its name, or "group.position" if it has none.
 
@@ -129,11 +124,11 @@ def effective(groups: Groups) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for label, number, _, part in layers_of(groups):
         group, own = groups[number], part.options
-        found[label] = {name: value for name, value in own_options(group, own).items() if name in ("betas", "eps")}
-        found[label]["lr"] = float(group["lr"]) * own.eta
-        found[label]["weight_decay"] = float(group["weight_decay"]) * own.weight_decay_factor(group)
-        if own.corrected_decay is not None:
-            found[label]["corrected_decay"] = own.corrected_decay
+        found[label] = {name: group[name] for name in ("betas", "eps") if name in group} | {
+            **{name: value for name in NAMES if (value := getattr(own, name)) is not None},
+            "lr": float(group["lr"]) * own.eta,
+            "weight_decay": float(group["weight_decay"]) * own.weight_decay_factor(group),
+        }
     return found
 
 

@@ -277,16 +277,6 @@ def test_options_that_a_rule_lacks(name, option, device):
         ALL[name](named, lr=0.1, layers={"p0": {option: 0.5}})
 
 
-@pytest.mark.parametrize(
-    ("betas", "message"),
-    [((0.9,), "two numbers"), ((0.9, 1.0), "below 1"), (0.9, "two numbers"), ("ab", "two numbers")],
-)
-def test_betas_that_are_none(betas, message, device):
-    named = parameters([(4, 3)], torch.float32, device)
-    with pytest.raises(ValueError, match=f"'betas' of layer 'p0' must be .*{message}"):
-        fused_lwlr.AdamW(named, layers={"p0": {"betas": betas}})
-
-
 @every_backend
 @every_rule
 def test_state_dicts(name, backend, device):

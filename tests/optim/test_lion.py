@@ -147,15 +147,18 @@ def test_backends_agree(options, dtype, device):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": -1.0}, "'lr' of Lion must be a finite number, at least 0, not -1.0"),
-        ({"betas": (0.9, 1.0)}, r"'betas' of Lion must be two numbers, at least 0 and below 1, not \(0.9, 1.0\)"),
-        ({"weight_decay": float("nan")}, "'weight_decay' of Lion must be a finite number"),
+        ({"lr": -1.0}, "lr=-1.0 must be a finite number, at least 0"),
+        ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\) must be two numbers, at least 0 and below 1"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan must be a finite number"),
         ({"foreach": True}, "foreach=True must be None"),
         ({"scaling": LAMB(bias_correction=False)}, "Lion has no moments whose bias could be corrected"),
     ],
 )
 def test_refused_options(options, message, device):
-    with pytest.raises(ValueError, match=message):
-        Lion(parameters([(3,)], torch.float32, device), **options)
+    """A default is refused also if no group takes it."""
+    named = parameters([(3,)], torch.float32, device)
+    for params in (named, [{"params": named, "lr": 0.1, "betas": (0.9, 0.99), "weight_decay": 0.0}]):
+        with pytest.raises(ValueError, match=message):
+            Lion(params, **options)
     with pytest.raises(TypeError, match=r"Lion.__init__\(\) got an unexpected keyword argument 'momentum'"):
         Lion(parameters([(3,)], torch.float32, device), momentum=0.9)
