@@ -11,6 +11,9 @@ from fused_lwlr.optim.layer_options import NAMES, SAME, Entry, Groups, LayerOpti
 from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.patterns import find
 
+Ranges = dict[tuple[int, int] | None, LayerOptions]
+"""The options of each range of a parameter's first dimension; None is the rest."""
+
 
 def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
     """Returns the entries of each group for the names and patterns of `layers=`.
@@ -35,12 +38,11 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
             "layers= matches names, but the parameters have none: pass model.named_parameters(), or groups of named "
             "parameters"
         )
-    places = [place for group in groups for place in zip(group["param_names"], group["params"], strict=True)]
-    by_name: dict[str, list[int]] = {}
-    for i, (name, _) in enumerate(places):
-        by_name.setdefault(name, []).append(i)
-    # for each parameter, the options of each range of its first dimension; None is the rest
-    found: list[dict[tuple[int, int] | None, LayerOptions]] = [{None: SAME} for _ in places]
+    found: list[list[Ranges]] = [[{None: SAME} for _ in group["params"]] for group in groups]
+    by_name: dict[str, list[Ranges]] = {}
+    for group, own in zip(groups, found, strict=True):
+        for name, ranges in zip(group["param_names"], own, strict=True):
+            by_name.setdefault(name, []).append(ranges)
     for key, value in (item for mapping in mappings for item in mapping.items()):
         if not isinstance(key, str):
             raise ValueError(f"layers= has the key {key!r:.80}, but keys are names or patterns of names")
@@ -49,19 +51,18 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
         if stop is None and key not in by_name and key.endswith("]") and ":" in key.rpartition("[")[2]:
             raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
         for name in find(pattern, by_name, "layers=", "parameter of this optimizer"):
-            for ranges in (found[i] for i in by_name[name]):
+            for ranges in by_name[name]:
                 if stop is None:
-                    ranges.update({range_: own.updated(options) for range_, own in ranges.items()})
+                    ranges.update({cut: own.updated(options) for cut, own in ranges.items()})
                 else:
-                    own = ranges.get((start, stop), ranges[None])
-                    ranges[start, stop] = own.updated(options)
-    entries: list[Entry] = []
-    for (name, param), ranges in zip(places, found, strict=True):
-        rest = ranges.pop(None)
-        slices = sorted(Slice(*range_, own) for range_, own in ranges.items() if range_ is not None)
-        entries.append(_entry(name, param, slices, rest))
-    rest_of = iter(entries)
-    return [[next(rest_of) for _ in group["params"]] for group in groups]
+                    ranges[start, stop] = ranges.get((start, stop), ranges[None]).updated(options)
+    return [
+        [
+            _entry(name, param, sorted(Slice(*cut, options) for cut, options in ranges.items() if cut), ranges[None])
+            for name, param, ranges in zip(group["param_names"], group["params"], own, strict=True)
+        ]
+        for group, own in zip(groups, found, strict=True)
+    ]
 
 
 def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list[Entry] | None:

@@ -106,12 +106,15 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
         raise TypeError(
             f"params contains the string {params[0]!r}: put the param group into a list, {options.optimizer}([group])"
         )
-    for name in names_of("flag"):
-        check_option(name, own.get(name))
-    for name in names_of("group"):
+    for name in (*names_of("flag"), *names_of("group")):
         for options_of in (defaults, own):
             if name in options_of:
                 check_option(name, options_of[name])
+    momentum, dampening = own.get("momentum", 0), own.get("dampening", 0)
+    if options.lr_in_momentum and not (momentum > 0 and dampening == 0):
+        raise ValueError(
+            f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
+        )
     shared = {name: own[name] for name in names_of("shared") if name in own}
     for name, value in shared.items():
         if value != getattr(options, name):

@@ -1,6 +1,6 @@
 """SGD with momentum, and a multiplier for every layer."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -8,8 +8,6 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
-from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM
-from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.rescaling import ScaleInvariant
 
@@ -63,15 +61,3 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         flags = self._start(options, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum)
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, **flags)
         self._finish(options.get("layers"))
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        own = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
-        momentum, dampening = own.get("momentum", 0), own.get("dampening", 0)
-        check_option("momentum", momentum)
-        if self.options.lr_in_momentum and not (momentum > 0 and dampening == 0):
-            raise ValueError(
-                f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
-            )
-        super().add_param_group(param_group)
-        if self.options.lr_in_momentum:
-            self.param_groups[-1][LR_IN_MOMENTUM] = True
