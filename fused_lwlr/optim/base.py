@@ -14,7 +14,7 @@ from fused_lwlr.kernels import Gate, Rule, reference
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
-from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM, read, require_dict
+from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
@@ -193,7 +193,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
         if self.options.lr_in_momentum:
-            group[LR_IN_MOMENTUM] = True
+            # saved with the state, whose meaning it changes; without the option a group is as of torch
+            group["lr_in_momentum"] = True
         try:
             if group.setdefault("layers", None) is not None:
                 group["layers"] = entries_of(group, labels_of(self.param_groups)[-1], group["layers"])

@@ -29,8 +29,6 @@ KEPT = ("layers", "max_lr", "ema")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
-LR_IN_MOMENTUM = "lr_in_momentum"
-"""An option of SGD that changes the meaning of its state. A group has this key only with the value True."""
 
 
 @torch.no_grad()
@@ -125,10 +123,10 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
         isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
     ):
         raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {shown(names)}")
-    held, wanted = (options.get(LR_IN_MOMENTUM, False) for options in (theirs, mine))
+    held, wanted = (options.get("lr_in_momentum", False) for options in (theirs, mine))
     if held != wanted:
         raise ValueError(
-            f"{LR_IN_MOMENTUM!r} of {where} is {held}, but the optimizer has {wanted}: one momentum buffer holds "
+            f"'lr_in_momentum' of {where} is {held}, but the optimizer has {wanted}: one momentum buffer holds "
             "lr, the other does not; construct the optimizer with the option that the dict was saved with"
         )
     for name in (name for name in names_of("group") if name in mine and name != "layers"):
