@@ -22,6 +22,7 @@ class Columns:
     """Base of the statistics of layers: float64 of shape [layers, columns], with the properties of both kinds."""
 
     columns: ClassVar[tuple[str, ...]]
+    names: tuple[str, ...]
     values: Tensor
 
     @property
@@ -44,8 +45,26 @@ class Columns:
         """The number of elements of each layer's gradient that are NaN or infinite."""
         return self._column("nonfinite")
 
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Returns layer name -> statistic -> number, with one transfer from the device."""
+        raise NotImplementedError
+
     def _column(self, name: str) -> Tensor:
         return self.values[:, self.columns.index(name)]
+
+    def _rows(self, *names: str) -> list[dict[str, float]]:
+        """Returns statistic -> number for each layer."""
+        values = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
+        return [dict(zip(names, row, strict=True)) for row in values]
+
+    def _table(self, *titles: str) -> list[str]:
+        """Returns the lines of a table of all layers."""
+        width = max(map(len, self.names), default=5)
+        lines = [f"{'layer':{width}}" + "".join(f"  {title:>11}" for title in titles)]
+        for layer, row in self.to_dict().items():
+            formats = {name: "11,.0f" if name in ("numel", "nonfinite") else "11.3e" for name in row}
+            lines.append(f"{layer:{width}}" + "".join(f"  {row[name]:{form}}" for name, form in formats.items()))
+        return lines
 
 
 @dataclass(frozen=True)
@@ -77,22 +96,11 @@ class LayerStatistics(Columns):
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Returns layer name -> statistic -> number, with one transfer from the device."""
-        names = ("abs_sum", "grad_norm", "abs_max", "weight_norm", "dot", "nonfinite")
-        columns = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
-        return {
-            layer: {"numel": numel, **dict(zip(names, row, strict=True))}
-            for layer, numel, row in zip(self.names, self.numel, columns, strict=True)
-        }
+        rows = self._rows("abs_sum", "grad_norm", "abs_max", "weight_norm", "dot", "nonfinite")
+        return {name: {"numel": numel, **row} for name, numel, row in zip(self.names, self.numel, rows, strict=True)}
 
     def __str__(self) -> str:
-        width = max(map(len, self.names), default=5)
-        head = "  ".join(f"{title:>10}" for title in ("numel", "Σ|g|", "‖g‖", "max|g|", "‖w‖", "⟨g,w⟩", "non-finite"))
-        lines = [f"{'layer':{width}}  {head}"]
-        for name, row in self.to_dict().items():
-            numel, *numbers, nonfinite = row.values()
-            cells = "  ".join(f"{number:10.3e}" for number in numbers)
-            lines.append(f"{name:{width}}  {numel:10,d}  {cells}  {nonfinite:10.0f}")
-        return "\n".join(lines)
+        return "\n".join(self._table("numel", "Σ|g|", "‖g‖", "max|g|", "‖w‖", "⟨g,w⟩", "non-finite"))
 
 
 class StatisticsPass:

@@ -72,18 +72,13 @@ class StepStatistics(Columns):
 
         "update_ratio" and "cosine" are included only with a scaling that controls norms after the step.
         """
-        names: tuple[str, ...] = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
-        if self._retracts:
-            names = (*names, "update_ratio", "cosine")
-        rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
-        return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
+        more = ("update_ratio", "cosine") if self._retracts else ()
+        rows = self._rows("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio", *more)
+        return dict(zip(self.names, rows, strict=True))
 
     def __str__(self) -> str:
-        width = max(map(len, self.names), default=5)
-        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *(("‖Δw‖/‖w‖", "cosine") * self._retracts))
-        lines = [f"{'layer':{width}}  " + "  ".join(f"{title:>11}" for title in titles)]
-        for name, row in self.to_dict().items():
-            lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
+        more = ("‖Δw‖/‖w‖", "cosine") if self._retracts else ()
+        lines = self._table("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *more)
         lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
         return "\n".join(lines)
 

@@ -28,11 +28,7 @@ def average_dtype(param: Tensor) -> torch.dtype:
 
 
 def averages_of(groups: Sequence[dict[str, Any]], states: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
-    """Returns the parameters that have an average, each with its average.
-
-    Raises:
-        RuntimeError: no parameter has an average.
-    """
+    """Returns the parameters that have an average, each with its average; raises RuntimeError if none has one."""
     pairs = [
         (param, states[param][EMA])
         for group in groups

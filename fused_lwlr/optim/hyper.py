@@ -15,11 +15,7 @@ from fused_lwlr.optim.options import StepOptions
 
 
 def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
-    """Returns the hyper row of the next step. `largest` is the largest finite number that kernels compute with.
-
-    Raises:
-        ValueError: a finite number that is larger, or an invalid decay of the average.
-    """
+    """Returns the hyper row of the next step. Finite numbers above `largest`, for example of float32, are refused."""
     lr, weight_decay = group["lr"], group["weight_decay"]
     # the momentum buffer takes lr as a number
     lr = _on_device(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)

@@ -162,5 +162,7 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: LayerOptions
     if rest is not None:
         return tuple(sorted([*slices, *(Slice(*gap, rest) for gap in gaps)]))
     if gaps:
-        raise ValueError(f"the slices of {name!r} leave out {gaps[0][0]}:{gaps[0][1]} of its first dimension")
+        raise ValueError(
+            f"the slices of {name!r} must cover its first dimension, but {gaps[0][0]}:{gaps[0][1]} is left"
+        )
     return tuple(slices)

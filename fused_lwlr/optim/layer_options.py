@@ -133,11 +133,7 @@ def effective(groups: Groups) -> dict[str, dict[str, Any]]:
 
 
 def max_lr(group: dict[str, Any]) -> float:
-    """Returns the lr at which corrected decay equals the decay without correction.
-
-    Raises:
-        ValueError: the group has none that is a finite number above 0.
-    """
+    """Returns the lr at which corrected decay equals the decay without correction."""
     value = number_of(group.get("max_lr"))
     if value is None or not 0 < value < math.inf:
         raise ValueError(

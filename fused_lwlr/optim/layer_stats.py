@@ -11,11 +11,7 @@ from fused_lwlr.step_statistics import StepStatistics
 
 
 def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) -> StepStatistics:
-    """Returns the statistics of the last step.
-
-    Raises:
-        RuntimeError: there was no step, or it computed none.
-    """
+    """Returns the statistics of the last step; raises RuntimeError if it computed none."""
     if scaling is None:
         raise RuntimeError(
             "steps compute norms only with scaling=: use fused_lwlr.layer_statistics(model) after backward() instead"

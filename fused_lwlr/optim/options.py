@@ -175,7 +175,7 @@ class StepOptions:
 
     @cached_property
     def needs_totals(self) -> str:
-        """The option that needs sums over all layers before the step; "" if there is none."""
+        """The option that needs sums over all layers before the step, or "" for none."""
         if self.clip_global_norm is not None:
             return f"clip_global_norm={self.clip_global_norm}"
         if self.skips:

@@ -32,10 +32,7 @@ def state_of(
     """Returns the entries of the state with which a parameter is stepped next, without radii, and its step count.
 
     If the device counts, the count is 1 and is not used. For SGD and Lion it is 0 before the first step and 1 after it.
-    Nothing is stored yet.
-
-    Raises:
-        ValueError: an entry that does not fit the parameter.
+    Nothing is stored yet. An entry that does not fit the parameter is refused.
     """
     entries = {name: _entry(options, label, param, name, state) for name in entry_names(options, group, param)}
     columns = options.rule.columns(group)
@@ -87,9 +84,6 @@ def radii_of(
     """Returns the radii of each parameter, one for each of its rows: its state, or the norms of its rows now.
 
     None for a parameter without spheres. Norms are norms of whole layers, and of exact weights.
-
-    Raises:
-        ValueError: an entry of the state that does not fit its parameter.
     """
     found: list[Tensor | None] = [None] * len(params)
     new: list[int] = []

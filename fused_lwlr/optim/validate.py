@@ -67,11 +67,7 @@ def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
 
 
 def check_selection(options: StepOptions, groups: Groups) -> None:
-    """Checks that the scaling of an optimizer acts on at least one of its parameters.
-
-    Raises:
-        ValueError: the scaling selects by names that no parameter has.
-    """
+    """Raises ValueError if the scaling selects by a name that no parameter has; warns if it selects no parameter."""
     scaling = options.scaling
     if scaling is None:
         return
@@ -89,15 +85,9 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
 
 
 def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) -> Any:
-    """Returns a new param group without the options that all groups share. torch checks whether it is a dict.
+    """Returns a new param group after checks, without the options that all groups share.
 
-    Args:
-        options, defaults: of the optimizer.
-        given: the param group.
-
-    Raises:
-        TypeError: the optimizer was given a param group that is not in a list.
-        ValueError: an option is not supported or out of range, or differs from the option of all groups.
+    `options` and `defaults` are the optimizer's. torch checks whether the group is a dict.
     """
     own = {**defaults, **given} if isinstance(given, dict) else {}
     params = own.get("params")

@@ -104,7 +104,11 @@ STRUCTURE = [
     (("param_groups", 0, "layers"), f"[[], {REST}]", "'layers' of a state dict must be None or JSON from state_dict"),
     (("param_groups", 0, "layers"), f"[[[0, 2]], {REST}]", "'layers' of a state dict must be None or JSON from"),
     *(
-        (("param_groups", 0, "layers"), f"[{slices}, {REST}]", f"slices of 'p0' leave out {gap} of its first dimension")
+        (
+            ("param_groups", 0, "layers"),
+            f"[{slices}, {REST}]",
+            f"slices of 'p0' must cover its first dimension, but {gap} is",
+        )
         for slices, gap in (("[[0, 2, {}]]", "2:6"), ("[[0, 2, {}], [3, 6, {}]]", "2:3"))
     ),
     (("param_groups", 0, "layers"), f"[[[0.0, 6.0, {{}}]], {REST}]", "slice 0.0:6.0 of 'p0'"),
