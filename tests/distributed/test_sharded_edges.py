@@ -145,9 +145,7 @@ def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
     before = everything(ours, sharded)
     param, grad = sharded[3][1], sharded[3][1].grad
     param.grad = misplaced(grad, how)
-    with pytest.raises(
-        RuntimeError, match=f"'attn.qkv.weight' is placed as .*{said}.*, but the parameter is placed as .*Shard"
-    ):
+    with pytest.raises(RuntimeError, match=f"'attn.qkv.weight' is .*{said}.*, but the parameter is placed as .*Shard"):
         ours.step()
     assert identical(everything(ours, sharded), before)
     param.grad = grad
