@@ -7,7 +7,7 @@ comparing lists shows every edit.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -83,6 +83,10 @@ class Slice(NamedTuple):
     stop: int | None
     options: LayerOptions
 
+    def label(self, param: str) -> str:
+        """Returns the label of the layer: the parameter's, with the range if it is not the whole parameter."""
+        return param if self.stop is None else f"{param}[{self.start}:{self.stop}]"
+
 
 Entry = tuple[Slice, ...]
 
@@ -105,30 +109,25 @@ def labels_of(groups: Groups) -> list[list[str]]:
     # positions, which stand for missing names, are not counted
     counts = Counter(name for group in groups for name in group.get("param_names", ()))
     names = [group.get("param_names", range(len(group["params"]))) for group in groups]
-    return [[name if counts[name] == 1 else f"{number}.{name}" for name in own] for number, own in enumerate(names)]
-
-
-def layers_of(groups: Groups) -> Iterator[tuple[str, int, int, Slice]]:
-    """Yields label, group number, position in the group, and slice of each layer.
-
-    The label is the label of the parameter, with the range if it has several slices.
-    """
-    for number, (group, labels) in enumerate(zip(groups, labels_of(groups), strict=True)):
-        for at, label in enumerate(labels[: len(group["params"])]):
-            for part in slices_of(group, at):
-                yield label if part.stop is None else f"{label}[{part.start}:{part.stop}]", number, at, part
+    return [
+        [name if counts[name] == 1 else f"{number}.{name}" for name in own[: len(groups[number]["params"])]]
+        for number, own in enumerate(names)
+    ]
 
 
 def effective(groups: Groups) -> dict[str, dict[str, Any]]:
     """Returns the options that each layer has now, by its label."""
     found: dict[str, dict[str, Any]] = {}
-    for label, number, _, part in layers_of(groups):
-        group, own = groups[number], part.options
-        found[label] = {name: group[name] for name in ("betas", "eps") if name in group} | {
-            **{name: value for name in NAMES if (value := getattr(own, name)) is not None},
-            "lr": float(group["lr"]) * own.eta,
-            "weight_decay": float(group["weight_decay"]) * own.weight_decay_factor(group),
-        }
+    for group, labels in zip(groups, labels_of(groups), strict=True):
+        shared: dict[str, Any] = {name: group[name] for name in ("betas", "eps") if name in group}
+        for layer, label in ((layer, label) for at, label in enumerate(labels) for layer in slices_of(group, at)):
+            own = layer.options
+            found[layer.label(label)] = {
+                **shared,
+                **{name: value for name in NAMES if (value := getattr(own, name)) is not None},
+                "lr": float(group["lr"]) * own.eta,
+                "weight_decay": float(group["weight_decay"]) * own.weight_decay_factor(group),
+            }
     return found
 
 

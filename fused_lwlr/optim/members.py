@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Row
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
-from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, layers_of
+from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, slices_of
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import is_complete, radii_of, state_of
 from fused_lwlr.optim.validate import is_ordinary
@@ -76,8 +75,10 @@ def members_of(
     members: list[Member] = []
     waiting: list[Tensor] = []
     hyper: dict[tuple[int, LayerOptions], int] = {}
-    names = labels_of(groups)
-    for position, ((number, at), layers) in enumerate(groupby(layers_of(groups), key=lambda layer: layer[1:3])):
+    places = [
+        (number, at, label) for number, labels in enumerate(labels_of(groups)) for at, label in enumerate(labels)
+    ]  # fmt: skip
+    for position, (number, at, name) in enumerate(places):
         group = groups[number]
         param, state = group["params"][at], states.get(group["params"][at], {})
         if own is not None and id(param) not in own:
@@ -85,19 +86,20 @@ def members_of(
         if param.grad is None and not (is_ordinary(param) and is_complete(options, group, at, state, on_device)):
             waiting.append(param)
             continue
-        label = f"parameter {names[number][at]!r}"
+        label = f"parameter {name!r}"
         entries, steps = state_of(options, group, param, label, state, on_device)
         member = Member(position, param, label, [], [], entries, steps)
         members.append(member)
         scaled = options.scales(group, at)
-        for layer_label, _, _, (start, stop, layer) in layers:
-            variant = replace(layer, lr=None)
+        for layer in slices_of(group, at):
+            variant = replace(layer.options, lr=None)
             if scaled and options.on_spheres:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
             index = hyper.setdefault((number, variant), len(hyper))
-            member.rows.append(local_row(Row(0, start, stop, layer.eta, scaled, hyper=index), param))
-            member.labels.append(layer_label)
+            row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index)
+            member.rows.append(local_row(row, param))
+            member.labels.append(layer.label(name))
     if options.on_spheres and members:
         params, rows, labels = zip(*[(member.param, member.rows, member.label) for member in members], strict=True)
         for member, radius in zip(members, radii_of(params, rows, states, labels), strict=True):

@@ -138,47 +138,46 @@ def is_ordinary(param: Tensor) -> bool:
 
 def check_gradients(options: StepOptions, groups: Groups) -> None:
     """Raises RuntimeError unless every parameter can be stepped by its gradient."""
-    seen, optimizer = set(), options.optimizer
-    places = [
-        (group, f"parameter {label!r}", param)
-        for group, labels in zip(groups, labels_of(groups), strict=True)
-        for label, param in zip(labels, group["params"], strict=False)
-    ]
-    for group, label, param in places:
-        grad = param.grad
-        if grad is None:
-            continue
-        if param.is_nested:
-            raise RuntimeError(
-                f"{optimizer} does not support nested tensors, such as {label}: optimize its values() instead"
-            )
-        if param.is_meta and (options.fused or group.get("fused")):
-            raise RuntimeError(
-                "`fused=True` requires all the params to be floating point Tensors of supported devices, but "
-                f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
-            )
-        if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
-            raise RuntimeError(f"{optimizer} cannot optimize {label} of dtype {param.dtype}")
-        if param.layout != torch.strided or (grad.layout != torch.strided and not grad.is_nested):
-            raise RuntimeError(
-                f"{optimizer} does not support sparse gradients: the gradient of {label} is {grad.layout}; "
-                "use sparse=False in its layer, or torch.optim.SparseAdam for it"
-            )
-        if is_freed(grad):
-            raise RuntimeError(f"the storage of the gradient of {label} was freed: compute it again")
-        problem = misfit(grad, param)
-        if problem:
-            raise RuntimeError(
-                f"the gradient of {label} {problem}: set .grad to a tensor of the parameter's shape, dtype, device and "
-                "placements"
-            )
-        if param.is_conj() or param.is_neg():
-            raise RuntimeError(
-                f"{label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
-            )
-        if id(param) in seen:
-            raise RuntimeError(f"{label} is in its group twice: one launch would step it twice at once")
-        seen.add(id(param))
+    seen = set()
+    for group, labels in zip(groups, labels_of(groups), strict=True):
+        for name, param in zip(labels, group["params"], strict=True):
+            if param.grad is None:
+                continue
+            label, fused = f"parameter {name!r}", options.fused or group.get("fused")
+            problem = _problem_of(options.optimizer, label, param, fused=bool(fused))
+            if not problem and id(param) in seen:
+                problem = f"{label} is in its group twice: one launch would step it twice at once"
+            if problem:
+                raise RuntimeError(problem)
+            seen.add(id(param))
+
+
+def _problem_of(optimizer: str, label: str, param: Tensor, *, fused: bool) -> str:
+    """Returns why a parameter cannot be stepped by its gradient, or ""."""
+    grad: Any = param.grad
+    if param.is_nested:
+        return f"{optimizer} does not support nested tensors, such as {label}: optimize its values() instead"
+    if param.is_meta and fused:
+        return (
+            "`fused=True` requires all the params to be floating point Tensors of supported devices, but "
+            f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
+        )
+    if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
+        return f"{optimizer} cannot optimize {label} of dtype {param.dtype}"
+    if param.layout != torch.strided or (grad.layout != torch.strided and not grad.is_nested):
+        return (
+            f"{optimizer} does not support sparse gradients: the gradient of {label} is {grad.layout}; "
+            "use sparse=False in its layer, or torch.optim.SparseAdam for it"
+        )
+    if is_freed(grad):
+        return f"the storage of the gradient of {label} was freed: compute it again"
+    problem = misfit(grad, param)
+    if problem:
+        fix = "set .grad to a tensor of the parameter's shape, dtype, device and placements"
+        return f"the gradient of {label} {problem}: {fix}"
+    if param.is_conj() or param.is_neg():
+        return f"{label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
+    return ""
 
 
 def check_modes() -> None:
