@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python -m bench.gpu_day STAGE [--out FOLDER] [--rehearsal]
 
-A stage ends in less than nine minutes, or all of its processes are killed. Writes STAGE.log, the output of its
-commands, and STAGE.jsonl, a JSON object a line, each written when it is measured: a stage that is killed loses nothing.
+A stage ends in less than nine minutes, or all of its processes are killed. Writes STAGE.log: the output of its
+commands, with measurements as a JSON object a line, each written when it is measured.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Stage(NamedTuple):
 
 
 def pytest(*tests: str, plugins: bool = True) -> list[str]:
-    """Returns the command that runs tests, with a row for each."""
+    """Returns the command that runs tests, with a line for each."""
     more = [option for name, given in PLUGINS.items() if importlib.util.find_spec(name) for option in given]
     options = ["-v", "-W", "default", "-p", "no:cacheprovider", "-p", "bench.rows"]
     return [sys.executable, "-m", "pytest", *options, *(more if plugins else ()), *tests]
@@ -57,6 +57,10 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
         words = [str(out) if word == "OUT" else word for word in arguments.split()]
         return [sys.executable, "-m", *words, *([small] if rehearsal else ())]
 
+    # a small network does not fill a GPU
+    study = "fused_lwlr study {0} --out {1}/{0} --jobs " + ("1 --quick --data digits" if rehearsal else "4 --seeds 10")
+    names = ("lwlr-fashion",) if rehearsal else ("lwlr-fashion", "large-batch")
+    studies = [[sys.executable, "-m", *study.format(name, out).split()] for name in names]
     return {
         "smoke": Stage(150, [smoke, bench("bench.stress")]),
         "tests": Stage(530, [tests]),
@@ -67,7 +71,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
         "sweep": Stage(530, [bench("bench.sweep --seconds 460")]),
         "offload": Stage(120, [bench("bench.offload")]),
         "training": Stage(530, [bench("bench.training --out OUT", "--quick")]),
-        "studies": Stage(530, [bench("bench.gpu_studies --out OUT")]),
+        "studies": Stage(530, studies),
     }
 
 
@@ -80,14 +84,12 @@ def versions() -> dict[str, str | None]:
 def run(name: str, stage: Stage, out: Path) -> int:
     """Runs a stage; returns 0 if every command succeeded in time, else 1."""
     end, failed = time.monotonic() + stage.seconds, False
-    os.environ["ROWS"] = str(out / f"{name}.jsonl")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    Path(os.environ["ROWS"]).unlink(missing_ok=True)
-    rows.write({"stage": name, "versions": versions()})
-    with (out / f"{name}.log").open("w") as log:
+    with (out / f"{name}.log").open("w") as log, contextlib.redirect_stdout(log):
+        rows.write({"stage": name, "versions": versions()})
         for command in stage.commands:
             begin = time.monotonic()
-            print(f"$ {shlex.join(command)}", file=log, flush=True)
+            print(f"$ {shlex.join(command)}", flush=True)
             code = _run_group(command, log, end - begin)
             failed |= code != 0
             rows.write({"command": shlex.join(command), "exit": code, "seconds": round(time.monotonic() - begin, 1)})

@@ -1,11 +1,10 @@
 """Rows of results, as JSON and as tables, and the options of the commands that measure them.
 
-As a plugin of pytest (`-p bench.rows`) this module selects the tests that run on the device and writes a row for each.
+As a plugin of pytest (`-p bench.rows`) this module selects the tests that run on the device.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,14 +41,9 @@ def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
         yield f"| {' | '.join(map(str, row))} |"
 
 
-def write(row: dict[str, Any], *, printed: bool = True) -> None:
-    """Writes a row as one line of JSON to standard output and to the file named by ROWS."""
-    text = json.dumps(row) + "\n"
-    if printed:
-        print(text, end="", flush=True)
-    if path := os.environ.get("ROWS"):
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(text)
+def write(row: dict[str, Any]) -> None:
+    """Prints a row as one line of JSON."""
+    print(json.dumps(row), flush=True)
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
@@ -57,10 +51,3 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     kept = [item for item in items if "device" in item.fixturenames or item.get_closest_marker("gpu")]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
-
-
-def pytest_runtest_logreport(report: Any) -> None:
-    """Writes the outcome of a test. With pytest-xdist the main process receives the reports of all tests."""
-    if (report.when == "call" or not report.passed) and "PYTEST_XDIST_WORKER" not in os.environ:
-        row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
-        write(row, printed=False)

@@ -1,31 +1,36 @@
 """Targets and measured values: met, missed with its figure, or not measured."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-WHERE: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "large": lambda row: row["numel"] >= 100_000_000,
-    "real": lambda row: not row["set"].startswith(("2,000", "one of")),
-    "network": lambda row: row["set"] in ("ResNet-50", "ViT-S/16"),
-    "tiny": lambda row: row["set"].startswith("2,000"),
-}
-"""Cases that a target is for."""
-Values = Callable[[dict[str, Any]], Iterator[tuple[str, float]]]
-"""Results -> labelled values."""
+from bench.parameter_sets import NETWORKS
+
+SMALL, LARGE, TINY = ("ResNet-50", "ViT-S/16"), ("ViT-L/16", "decoder 1.3B", "one of 2^28"), ("2,000 tiny",)
+REAL = (*NETWORKS, "decoder 1.3B")
+ON_CPU = (*SMALL, "a layer of a 1.3 B decoder")
+MANY, FEW = ("161 tensors", "2000 tensors"), ("16 tensors",)
 
 
 class Target(NamedTuple):
-    """One bound; the worst of the values counts.
+    """A bound of the ratio of our value to another; the worst ratio counts.
 
     Attributes:
         what: the bounded quantity.
         limit: "≥ 0.92" or "≤ 0.92".
-        values: results -> labelled values.
+        quantity: a quantity of `values`.
+        cases: sets of parameters, or numbers of tensors: the beginnings of the names of cases.
+        steps: steps of ours.
+        other: what they are compared with; {step} is the name of ours, {rule} its first word.
+        inverse: bounds the ratio of the other value to ours.
     """
 
     what: str
     limit: str
-    values: Values
+    quantity: str
+    cases: tuple[str, ...]
+    steps: tuple[str, ...]
+    other: str
+    inverse: bool = False
 
 
 class Judged(NamedTuple):
@@ -37,126 +42,95 @@ class Judged(NamedTuple):
     verdict: str
 
 
-def _gpu(results: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in (results.get("gpu") or {}).get("rows", ()) if "skipped" not in row]
-
-
-def _ratios(steps: str, other: str, key: str, where: str, *, times: bool = False) -> Values:
-    """Ratios of our steps to another step, where both were timed.
-
-    Args:
-        steps: rule and method of our steps, as "sgd ELR, adamw ELR".
-        other: the other step, as "plain, torch fused"; "timm" means the same method by timm.
-        times: returns ratios of the other step to ours.
-    """
-
-    def values(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
-        timed = {tuple(row[of] for of in ("set", "dtype", "rule", "method", "who")): row for row in _gpu(results)}
-        *plain, who = other.split(", ")
-        for rule, method in (step.split() for step in steps.split(", ")):
-            for (name, dtype, *step), row in timed.items():
-                base = timed.get((name, dtype, rule, *(plain or [method]), who), {})
-                if step == [rule, method, "ours"] and WHERE[where](row) and key in row and key in base:
-                    ratio = row[key] / base[key]
-                    yield f"{name} {dtype} {method}", 1 / ratio if times else ratio
-
-    return values
-
-
-def _of_copy(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for row in _gpu(results):
-        counted = row["bytes_per_second"] is not None
-        if row["method"] == "multipliers" and row["who"] == "ours" and WHERE["large"](row) and counted:
-            share = row["bytes_per_second"] / max(results["gpu"]["copy_bytes_per_second"])
-            yield f"{row['set']} {row['dtype']} {row['rule']}", share
-
-
-def _statistics(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for row in _gpu(results):
-        counted = row["bytes_per_parameter"] is not None
-        if (row["rule"], row["who"]) == ("statistics", "ours") and WHERE["real"](row) and counted:
-            read = row["bytes_per_parameter"] * row["numel"] / max(results["gpu"]["copy_bytes_per_second"])
-            yield f"{row['set']} {row['dtype']}", row["cold"] / read
-
-
-def _host(optimizer: str, counts: tuple[int, ...], who: str = "ours") -> Values:
-    def values(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
-        for row in results.get("host") or ():
-            if (row["optimizer"], row["gradients"]) == (optimizer, "new") and row["tensors"] in counts:
-                yield f"{row['tensors']} tensors", row[who] / row["fused"]
-
-    return values
-
-
-def _cpu(steps: str, other: str, *, tiny: bool = False) -> Values:
-    """Ratios of our steps on the CPU to another, in each set and with each number of threads."""
-
-    def values(results: dict[str, Any]) -> Iterator[tuple[str, float]]:
-        rows = results.get("cpu") or ()
-        seconds = {(row["set"], row["threads"], row["step"]): row["seconds"] for row in rows}
-        for name, threads in dict.fromkeys((row["set"], row["threads"]) for row in rows):
-            for step in steps.split(", ") if (name == "16 tiny") == tiny else ():
-                compared = f"{step}, ours", other.format(step.split()[0])
-                ours, base = (seconds.get((name, threads, each)) for each in compared)
-                # a contestant may not run on every machine
-                if ours is not None and base is not None:
-                    yield f"{step}, ours, {name}, {threads} threads", ours / base
-
-    return values
-
-
-FUSED = "plain, torch fused"
-MULTIPLIERS = "sgd multipliers, adamw multipliers"
-MANY = (161, 2000)
+MULTIPLIERS, PLAIN = ("sgd multipliers", "adamw multipliers"), ("sgd plain", "adamw plain")
+LAMB, STATISTICS = ("adamw LAMB", "adamw ELR"), ("statistics",)
+FUSED, OURS, LOOP = "{rule} plain, torch fused", "{rule} plain, ours", "{rule} plain, torch for-loop"
+SAME = "{step}, foreach"
 TARGETS = [
-    Target("100 M parameters and more, multipliers: share of copy bandwidth", "≥ 0.92", _of_copy),
+    Target("100 M parameters and more, multipliers: share of copy bandwidth", "≥ 0.92",
+           "bandwidth", LARGE, MULTIPLIERS, "copy"),
     Target("100 M parameters and more, multipliers: GPU time / torch fused", "≤ 0.95",
-           _ratios(MULTIPLIERS, FUSED, "cold", "large")),
+           "cold", LARGE, MULTIPLIERS, FUSED),
     Target("ResNet-50, ViT-S/16, multipliers: whole step by wall clock / torch fused", "≤ 0.80",
-           _ratios(MULTIPLIERS, FUSED, "wall", "network")),
+           "wall", SMALL, MULTIPLIERS, FUSED),
     Target("ResNet-50, ViT-S/16, multipliers: graph replay / torch fused", "≤ 0.90",
-           _ratios(MULTIPLIERS, FUSED, "replay", "network")),
+           "replay", SMALL, MULTIPLIERS, FUSED),
     Target("SGD with ELR, LARS, LARC, NG: GPU time / our plain step", "≤ 1.10",
-           _ratios("sgd ELR, sgd LARS, sgd LARC, sgd NG", "plain, ours", "cold", "real")),
+           "cold", REAL, ("sgd ELR", "sgd LARS", "sgd LARC", "sgd NG"), OURS),
     Target("SGD with ELR, LARS: times faster than the foreach composition, wall clock", "≥ 3.00",
-           _ratios("sgd ELR, sgd LARS", "foreach", "wall", "real", times=True)),
+           "wall", REAL, ("sgd ELR", "sgd LARS"), SAME, inverse=True),
     Target("SGD with LARS: times faster than timm's Lars, wall clock", "≥ 10.00",
-           _ratios("sgd LARS", "timm", "wall", "real", times=True)),
-    Target("AdamW with LAMB, ELR: GPU time / our plain step", "≤ 1.25",
-           _ratios("adamw LAMB, adamw ELR", "plain, ours", "cold", "real")),
+           "wall", REAL, ("sgd LARS",), "{step}, timm", inverse=True),
+    Target("AdamW with LAMB, ELR: GPU time / our plain step", "≤ 1.25", "cold", REAL, LAMB, OURS),
     Target("AdamW with LAMB: times faster than apex, wall clock", "≥ 2.00",
-           _ratios("adamw LAMB", "apex", "wall", "real", times=True)),
-    Target("statistics: GPU time / reading the inputs at copy bandwidth", "≤ 1.05", _statistics),
+           "wall", REAL, ("adamw LAMB",), "{step}, apex", inverse=True),
+    Target("statistics: GPU time / reading the inputs at copy bandwidth", "≤ 1.05",
+           "bandwidth", REAL, STATISTICS, "copy", inverse=True),
     Target("statistics: times faster than four _foreach_norm, GPU time", "≥ 4.00",
-           _ratios("statistics statistics", "foreach", "cold", "real", times=True)),
+           "cold", REAL, STATISTICS, SAME, inverse=True),
     Target("2,000 tiny tensors: times faster than torch fused, wall clock", "≥ 3.00",
-           _ratios(MULTIPLIERS, FUSED, "wall", "tiny", times=True)),
-    Target("CPU, SGD and AdamW / torch fused", "≤ 1.00", _cpu("sgd plain, adamw plain", "{} plain, torch fused")),
+           "wall", TINY, MULTIPLIERS, FUSED, inverse=True),
+    Target("CPU, SGD and AdamW / torch fused", "≤ 1.00", "CPU", ON_CPU, PLAIN, FUSED),
     Target("CPU, SGD with ELR, LARS, NG / our plain step", "≤ 1.40",
-           _cpu("sgd ELR, sgd LARS, sgd NG", "{} plain, ours")),
-    Target("CPU, AdamW with LAMB, ELR / our plain step", "≤ 1.90", _cpu("adamw LAMB, adamw ELR", "{} plain, ours")),
+           "CPU", ON_CPU, ("sgd ELR", "sgd LARS", "sgd NG"), OURS),
+    Target("CPU, AdamW with LAMB, ELR / our plain step", "≤ 1.90", "CPU", ON_CPU, LAMB, OURS),
     Target("CPU, statistics / the _foreach_norm calls for the same numbers", "≤ 0.70",
-           _cpu("statistics", "{}, foreach")),
-    Target("CPU, 16 tiny tensors / torch's loop", "≤ 1.00",
-           _cpu("sgd plain, adamw plain", "{} plain, torch for-loop", tiny=True)),
-    Target("host time of SGD, 161 and 2,000 tensors / torch fused", "≤ 0.75", _host("SGD", MANY)),
-    Target("host time of AdamW, 161 and 2,000 tensors / torch fused", "≤ 0.35", _host("AdamW", MANY)),
-    Target("host time of SGD with ELR, 161 and 2,000 tensors / torch fused", "≤ 0.95", _host("SGD", MANY, "ELR")),
-    Target("host time of AdamW with ELR, 161 and 2,000 tensors / torch fused", "≤ 0.45", _host("AdamW", MANY, "ELR")),
-    Target("host time of SGD, 16 tensors / torch fused", "≤ 1.50", _host("SGD", (16,))),
-    Target("host time of AdamW, 16 tensors / torch fused", "≤ 0.75", _host("AdamW", (16,))),
+           "CPU", ON_CPU, STATISTICS, SAME),
+    Target("CPU, 16 tiny tensors / torch's loop", "≤ 1.00", "CPU", ("16 tiny",), PLAIN, LOOP),
+    Target("host time of SGD, 161 and 2,000 tensors / torch fused", "≤ 0.75", "host", MANY, ("SGD",), "{rule}, fused"),
+    Target("host time of AdamW, 161 and 2,000 tensors / torch fused", "≤ 0.35",
+           "host", MANY, ("AdamW",), "{rule}, fused"),
+    Target("host time of SGD with ELR, 161 and 2,000 tensors / torch fused", "≤ 0.95",
+           "host", MANY, ("SGD ELR",), "{rule}, fused"),
+    Target("host time of AdamW with ELR, 161 and 2,000 tensors / torch fused", "≤ 0.45",
+           "host", MANY, ("AdamW ELR",), "{rule}, fused"),
+    Target("host time of SGD, 16 tensors / torch fused", "≤ 1.50", "host", FEW, ("SGD",), "{rule}, fused"),
+    Target("host time of AdamW, 16 tensors / torch fused", "≤ 0.75", "host", FEW, ("AdamW",), "{rule}, fused"),
 ]  # fmt: skip
+
+
+def values(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
+    """All measured values: quantity, case, step, and seconds or bytes a second."""
+    gpu = results.get("gpu") or {"rows": ()}
+    for row in gpu["rows"]:
+        case = f"{row['set']} {row['dtype']}"
+        step = "statistics" if row["rule"] == "statistics" else f"{row['rule']} {row['method']}"
+        for quantity in {"cold", "wall", "replay"} & row.keys():
+            yield quantity, case, f"{step}, {row['who']}", row[quantity]
+        if row.get("bytes_counted"):
+            yield "bandwidth", case, f"{step}, {row['who']}", row["bytes_per_second"]
+            yield "bandwidth", case, "copy", max(gpu["copy_bytes_per_second"])
+    for row in results.get("host") or ():
+        if row["gradients"] == "new":
+            for who, step in (("ours", ", ours"), ("ELR", " ELR, ours"), ("fused", ", fused")):
+                yield "host", f"{row['tensors']} tensors", row["optimizer"] + step, row[who]
+    for row in results.get("cpu") or ():
+        yield "CPU", f"{row['set']}, {row['threads']} threads", row["step"], row["seconds"]
+
+
+def ratios(target: Target, results: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Ratios of a target, labelled; none where one of both steps was not measured."""
+    cases: dict[str, dict[str, float]] = {}
+    for quantity, case, step, value in values(results):
+        if quantity == target.quantity and case.startswith(target.cases):
+            cases.setdefault(case, {})[step] = value
+    for case, found in cases.items():
+        for step in target.steps:
+            other = target.other.format(step=step, rule=step.split()[0])
+            if f"{step}, ours" in found and other in found:
+                ratio = found[f"{step}, ours"] / found[other]
+                yield f"{step}, {case}", 1 / ratio if target.inverse else ratio
 
 
 def judge(results: dict[str, Any]) -> list[Judged]:
     """Every target, by the worst of its values."""
     judged = []
-    for what, limit, of in TARGETS:
+    for target in TARGETS:
         found, verdict = "", "not measured"
-        if values := list(of(results)):
-            least, bound = limit[0] == "≥", float(limit[2:])
-            label, worst = (min if least else max)(values, key=lambda pair: pair[1])
+        if labelled := list(ratios(target, results)):
+            least, bound = target.limit[0] == "≥", float(target.limit[2:])
+            label, worst = (min if least else max)(labelled, key=lambda pair: pair[1])
             met = worst >= bound if least else worst <= bound
             found, verdict = f"{worst:.2f} ({label})", "met" if met else "missed"
-        judged.append(Judged(what, limit, found, verdict))
+        judged.append(Judged(target.what, target.limit, found, verdict))
     return judged
