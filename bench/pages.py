@@ -18,7 +18,7 @@ from nbconvert import MarkdownExporter
 
 from bench import host as host_times
 from bench.rows import RESULTS, table
-from bench.targets import judge
+from bench.targets import judge, values
 from bench.training import HEAD, cells
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -85,39 +85,45 @@ def about() -> Iterator[str]:
         yield f"- {facts['device']}, with {versions}, on {facts['date'][:10]}"
 
 
-GPU_STEPS = {
-    ("sgd", "plain"): "SGD, one rate",
-    ("sgd", "multipliers"): "SGD, a rate for each tensor",
-    ("sgd", "ELR"): "SGD with ELR",
-    ("sgd", "LARS"): "SGD with LARS",
-    ("sgd", "clip"): "SGD with clipping",
-    ("adamw", "plain"): "AdamW, one rate",
-    ("adamw", "multipliers"): "AdamW, a rate for each tensor",
-    ("adamw", "LAMB"): "AdamW with LAMB",
-    ("adamw", "clip"): "AdamW with clipping",
-    ("statistics", "statistics"): "statistics of all layers",
+STEPS = {
+    "sgd plain": "SGD, one rate",
+    "sgd multipliers": "SGD, a rate for each tensor",
+    "sgd ELR": "SGD with ELR",
+    "sgd LARS": "SGD with LARS",
+    "sgd clip": "SGD with clipping",
+    "adamw plain": "AdamW, one rate",
+    "adamw multipliers": "AdamW, a rate for each tensor",
+    "adamw LAMB": "AdamW with LAMB",
+    "adamw clip": "AdamW with clipping",
+    "statistics": "statistics of all layers",
 }
 
 
+def compared(machine: str, columns: dict[str, str]) -> Iterator[str]:
+    """Times of `STEPS`: ours, and the implementation that is the fastest other one by the first quantity.
+
+    Args:
+        columns: quantities of `targets.values` -> their names.
+    """
+    steps: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for quantity, case, step, seconds in values(measured(machine)):
+        name, _, who = step.rpartition(", ")
+        if quantity in columns and name in STEPS and not case.startswith("2,000 tiny"):
+            steps.setdefault((case, name), {}).setdefault(who, {})[quantity] = seconds
+    first, cells = next(iter(columns)), []
+    for (case, name), by in steps.items():
+        ours = by.pop("ours", None)
+        if ours and by:
+            who, other = min(by.items(), key=lambda of: of[1][first])
+            times = (f"{of[quantity] * 1e6:,.0f}" for quantity in columns for of in (ours, other))
+            cells.append((case, STEPS[name], who, *times, f"{other[first] / ours[first]:.2f}"))
+    times = [text for name in columns.values() for text in (f"{name}: ours, µs", "other, µs")]
+    yield from table(("parameters of", "step", "other", *times, f"{columns[first]}: other / ours"), cells)
+
+
 def gpu() -> Iterator[str]:
-    """Times of steps on a GPU: ours, and the fastest other implementation."""
-    cases: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
-    for row in measured(GPU)["gpu"]["rows"]:
-        if "skipped" not in row and row["set"] != "2,000 tiny":
-            cases.setdefault(tuple(row[key] for key in ("set", "dtype", "rule", "method")), {})[row["who"]] = row
-    cells = []
-    for (name, dtype, *step), rows in cases.items():
-        others = [row for who, row in rows.items() if who != "ours"]
-        if tuple(step) in GPU_STEPS and "ours" in rows and others:
-            ours, other = rows["ours"], min(others, key=lambda row: row["cold"])
-            times = (f"{row[key] * 1e6:,.0f}" for key in ("cold", "wall") for row in (ours, other))
-            ratio = f"{other['cold'] / ours['cold']:.2f}"
-            cells.append((f"{name}, {dtype}", GPU_STEPS[step[0], step[1]], other["who"], *times, ratio))
-    yield from table(
-        ("parameters of", "step", "other", "GPU: ours, µs", "other, µs", "whole step: ours, µs", "other, µs",
-         "GPU: other / ours"),
-        cells,
-    )  # fmt: skip
+    """Times of steps on a GPU."""
+    yield from compared(GPU, {"cold": "GPU", "wall": "whole step"})
 
 
 def host() -> Iterator[str]:
@@ -125,34 +131,9 @@ def host() -> Iterator[str]:
     yield from table(host_times.HEAD, map(host_times.cells, measured()["host"]))
 
 
-CPU_STEPS = (
-    ("SGD with momentum", "sgd plain, ours", "sgd plain, torch fused"),
-    ("SGD with LARS", "sgd LARS, ours", "sgd LARS, timm"),
-    ("SGD with ELR", "sgd ELR, ours", "sgd ELR, foreach"),
-    ("SGD with clipping", "sgd clip, ours", "sgd clip, torch fused"),
-    ("AdamW", "adamw plain, ours", "adamw plain, torch fused"),
-    ("AdamW with LAMB", "adamw LAMB, ours", "adamw LAMB, timm"),
-    ("AdamW with clipping", "adamw clip, ours", "adamw clip, torch fused"),
-    ("statistics of all layers", "statistics, ours", "statistics, foreach"),
-)
-"""Name of a step, our contestant, and the fastest other implementation."""
-
-
 def cpu() -> Iterator[str]:
-    """Times of steps on a CPU, and ratios of other implementations to ours."""
-    found: dict[tuple[str, int], dict[str, float]] = {}
-    for row in measured()["cpu"]:
-        found.setdefault((row["set"], row["threads"]), {})[row["step"]] = row["seconds"]
-    yield from table(
-        ("parameters of", "threads", "step", "ours, ms", "other", "other / ours"),
-        (
-            (tensors, threads, name, f"{seconds[ours] * 1e3:.3g}", other.rpartition(", ")[2],
-             f"{seconds[other] / seconds[ours]:.2f}")
-            for (tensors, threads), seconds in found.items()
-            for name, ours, other in CPU_STEPS
-            if ours in seconds and other in seconds
-        ),
-    )  # fmt: skip
+    """Times of steps on a CPU."""
+    yield from compared(CPU, {"CPU": "CPU"})
 
 
 def missed() -> Iterator[str]:

@@ -105,7 +105,8 @@ def values(results: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
             for who, step in (("ours", ", ours"), ("ELR", " ELR, ours"), ("fused", ", fused")):
                 yield "host", f"{row['tensors']} tensors", row["optimizer"] + step, row[who]
     for row in results.get("cpu") or ():
-        yield "CPU", f"{row['set']}, {row['threads']} threads", row["step"], row["seconds"]
+        threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
+        yield "CPU", f"{row['set']}, {threads}", row["step"], row["seconds"]
 
 
 def ratios(target: Target, results: dict[str, Any]) -> Iterator[tuple[str, float]]:
