@@ -38,21 +38,18 @@ def main(arguments: list[str] | None = None) -> int:
     which.add_argument("--only", action="append", choices=names, help="a section; may be repeated; all by default")
     parser.add_argument("--seconds", type=float, help="for GPU throughput; 440, or 50 with --quick")
     given = parser.parse_args(arguments)
-    sections = given.only or names
-    results: dict[str, Any] = {"about": about(given.quick), "skipped": {}, "gpu": None}
-    results["skipped"] = {name: "not asked for" for name in names if name not in sections}
-    measured = [name for name in names if name in sections]
-    if "gpu" in measured and not (given.rehearsal or torch.cuda.is_available()):
-        measured.remove("gpu")
-        results["skipped"]["gpu"] = (
+    skipped = {name: "not asked for" for name in names if given.only and name not in given.only}
+    if "gpu" not in skipped and not (given.rehearsal or torch.cuda.is_available()):
+        skipped["gpu"] = (
             "no GPU: GPU time, graph replay, bandwidth, kernels by the profiler and peak memory are not measured"
         )
-    for what, why in results["skipped"].items():
+    results: dict[str, Any] = {"about": about(given.quick), "skipped": skipped, "gpu": None}
+    for what, why in skipped.items():
         print(f"skipped: {what}: {why}", flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"\W+", "-", results["about"]["device"].lower()).strip("-")
     path = given.out / f"bench-{stem}.json"
-    for name in measured:
+    for name in (name for name in names if name not in skipped):
         # saved after every row or case: a later failure loses no measurement
         for found in throughput(given) if name == "gpu" else _section(name, given.quick):
             results[name] = found

@@ -7,21 +7,17 @@ must not be set.
 """
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import triton
-
 from bench.machine_code import Job, reports
-from bench.rows import command
+from bench.rows import command, show
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
 HEAD = (
-    f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7} "
-    f"{'barriers':>8} {'code':>5}  "
-    "phases; loads / stores"
-)
+    "kernel", "dtype", "target", "registers", "resident", "spilled", "barriers", "code", "phases", "loads", "stores",
+)  # fmt: skip
+"""Resident: programs of a multiprocessor. Loads and stores are count x bits."""
 
 
 def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
@@ -36,13 +32,11 @@ def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def line(found: dict[str, Any]) -> str:
-    """One row of the table; accesses are count x bits."""
-    widths = " / ".join(", ".join(f"{n}x{bits}" for bits, n in found[key].items()) for key in ("loads", "stores"))
-    numbers = f"{found['registers']:9} {found['resident']:8} {found['spilled']:7}"
-    if "phases" in found:
-        numbers += f" {found['barriers']:8} {found['instructions']:5}  {'+'.join(map(str, found['phases']))}; "
-    return f"{found['kernel']:19} {found['dtype']:5} {found['target']:7} {numbers}  {widths}"
+def cells(found: dict[str, Any]) -> list[Any]:
+    """A row of the table; some facts are known on NVIDIA GPUs alone."""
+    widths = [", ".join(f"{n}x{bits}" for bits, n in found[key].items()) for key in ("loads", "stores")]
+    numbers = [found[key] for key in HEAD[:6]] + [found.get(key, "") for key in ("barriers", "instructions")]
+    return [*numbers, "+".join(map(str, found.get("phases", ()))), *widths]
 
 
 def pairs(spec: str) -> list[tuple[str, str]]:
@@ -67,10 +61,7 @@ def main() -> None:
         selection = list(itertools.chain(*map(pairs, options.targets or TARGETS)))
     except ValueError as error:
         parser.error(str(error))
-    if not options.json:
-        print(f"triton {triton.__version__}; resident: programs of a multiprocessor; accesses as count x bits\n{HEAD}")
-    for found in facts(selection):
-        print(json.dumps(found) if options.json else line(found), flush=True)
+    show(HEAD, cells, facts(selection), options.json)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bench import cpu, host
-from bench.codegen import HEAD, line
+from bench import codegen, cpu, host
 from bench.rows import table
 from bench.targets import judge
 
@@ -29,7 +28,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
         lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
     if results.get("codegen"):
-        lines += ["", "## Code generation", "", "```", HEAD, *map(line, results["codegen"]), "```"]
+        lines += ["", "## Code generation", "", *table(codegen.HEAD, map(codegen.cells, results["codegen"]))]
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from triton import knobs
 
 from bench import codegen
 from bench.machine_code import Job, reports
+from bench.rows import table
 from bench.variants import TARGETS, variants
 from fused_lwlr.kernels import constants
 
@@ -134,7 +135,7 @@ def test_machine_code(target, dtype, monkeypatch):
     monkeypatch.setattr(codegen, "variants", lambda of: [each for each in variants(of) if each.name in names])
     found = list(codegen.facts([(target, dtype)]))
     assert sorted(f["kernel"] for f in found) == sorted(names)
-    print("\n".join((codegen.HEAD, *map(codegen.line, found))))
+    print("\n".join(table(codegen.HEAD, map(codegen.cells, found))))
     assert [(f["kernel"], problem) for f in found for problem in problems(f)] == []
 
 
