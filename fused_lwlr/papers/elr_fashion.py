@@ -7,14 +7,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fused_lwlr import ELRRecorder
 from fused_lwlr.papers import images
-from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP, from_he
+from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP
+from fused_lwlr.papers.elr_spread import recorded
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, summary
-from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.papers.training import recipe_of
 
 GOAL = 0.1
 """‖g‖ / ‖w‖ that constrained layers are held at; the rates of the study are lr · goal."""
@@ -29,8 +28,19 @@ GRID = images.ladder(
 )
 GAIN = Grid({"SGD with": "setup", "warm-up": "warmup"}, rivals={WARMUP: 0.0})
 """Each setup with warm-up against the same without it."""
+NETWORKS = {"elr-fashion": "noshort20x8", "elr-deep": "noshort56x8"}
 EVERY = 10
 """Steps from each record of E to the next."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every setup at its first rates, without warm-up and with it, with the seeds that choose."""
+    model = settings.model or ("noshort8x4" if settings.quick else NETWORKS[settings.study])
+    cells = [
+        {"model": model, "warmup": warmup, "setup": setup, "lr": lr}
+        for warmup in (0.0, WARMUP) for setup, (_, lrs) in SETUPS.items() for lr in settings.few(lrs, 1)
+    ]  # fmt: skip
+    return images.jobs(settings, measure, "{setup}-lr{lr:g}-warmup{warmup:g}-seed{seed}", cells)
 
 
 def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
@@ -38,21 +48,11 @@ def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
 
     With momentum E comes from the buffer (Eq. 11).
     """
-    recorders: list[ELRRecorder] = []
-
-    def watched(trainer: Trainer) -> Any:
-        optimizer = from_he(trainer)
-        convolutions = [name for name, param in trainer.model.named_parameters() if param.dim() == 4]
-        recorder = ELRRecorder(trainer.model, every=EVERY, momentum=True, select=convolutions)
-        recorders.append(recorder.watch(optimizer))
-        return optimizer
-
     fields = SETUPS[setup][0]
     lr = lr / fields.get("goal", 1.0)
     recipe = recipe_of(**{"init": "model", **images.FIELDS, "lr": lr, **fields, **common})
-    found = train(recipe, optimizer=watched, tuned=True)
-    spread = None if found.problem is not None else recorders[0].history.summary()["elr_spread"]
-    return {**found.last, "elr_spread": spread}
+    found, recorders = recorded(recipe, EVERY, tuned=True)
+    return {**found.last, "elr_spread": None if found.problem else recorders[1].history.summary()["elr_spread"]}
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -84,26 +84,11 @@ def draw(results: Any) -> Figure:
     return GRID.draw(of, of_rate="learning rate (× goal)", hue="setup", palette=COLORS, panel=("warm",))
 
 
-def study(name: str, doc: str | None, network: str, **options: Any) -> Study:
-    """Every setup of a network at its first rates, without warm-up and with it, with the seeds that choose."""
-
-    def jobs(settings: Settings) -> list[Job]:
-        model = settings.model or ("noshort8x4" if settings.quick else network)
-        cells = [
-            {"model": model, "warmup": warmup, "setup": setup, "lr": lr}
-            for warmup in (0.0, WARMUP) for setup, (_, lrs) in SETUPS.items() for lr in settings.few(lrs, 1)
-        ]  # fmt: skip
-        return images.jobs(settings, measure, "{setup}-lr{lr:g}-warmup{warmup:g}-seed{seed}", cells)
-
-    return Study(name, doc, jobs, tables, draw, grid=GRID, **options)
-
-
-STUDY = study("elr-fashion", __doc__, "noshort20x8", steps=300, data="fashion-mnist")
-DEEP = study(
+STUDY = Study("elr-fashion", __doc__, jobs, tables, draw, grid=GRID, steps=300, data="fashion-mnist")
+DEEP = Study(
     "elr-deep",
     "A network of 56 layers without shortcuts on digits: SGD with momentum and decay, with neither, and with every "
     "layer held at one effective learning rate, with warm-up and without (Spreads in Effective Learning Rates, Figure "
     "8).",
-    "noshort56x8",
-    epochs=60,
-)
+    jobs, tables, draw, grid=GRID, epochs=60,
+)  # fmt: skip

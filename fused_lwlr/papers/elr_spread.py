@@ -18,7 +18,8 @@ from fused_lwlr.papers.elr_constrained import from_he
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell, summary
-from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.papers.training import Trained, recipe_of, train
+from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
 
 MODEL = "resnet32x8"
@@ -57,20 +58,8 @@ def measure(**fields: Any) -> dict[str, Any]:
     With momentum E comes from the buffer (Eq. 11), and `base_spread` from the gradient. Divergence gives no values.
     Without decay and warm-up, unless `fields` have them.
     """
-    recorders: list[ELRRecorder] = []
-
-    def watched(trainer: Trainer) -> Any:
-        optimizer = from_he(trainer)
-        every = math.ceil(trainer.total / RECORDS)
-        convolutions = [name for name, param in trainer.model.named_parameters() if param.dim() == 4]
-        # all weights of a net without convolutions: a ViT has only one
-        select: dict[str, Any] = {"select": convolutions} if len(convolutions) > 1 else {}
-        for momentum in (False, True):
-            recorder = ELRRecorder(trainer.model, every=every, momentum=momentum, **select)
-            recorders.append(recorder.watch(optimizer))
-        return optimizer
-
-    found = train(recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields}), optimizer=watched)
+    recipe = recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields})
+    found, recorders = recorded(recipe)
     if found.problem is not None:
         return dict.fromkeys((*found.last, *AVERAGES, "base_spread", "steps", "spread"))
     base, history = (recorder.history for recorder in recorders)
@@ -82,6 +71,28 @@ def measure(**fields: Any) -> dict[str, Any]:
         "steps": list(history.steps[kept]),
         "spread": history.elr_spread[kept].tolist(),
     }
+
+
+def recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:
+    """Train from He's initialization, and record E of the convolutions, from the gradient and from the buffer.
+
+    Args:
+        every: steps from each record to the next; by default there are at most `RECORDS`.
+        options: of `train`.
+    """
+    recorders: list[ELRRecorder] = []
+
+    def watched(trainer: Trainer) -> Any:
+        optimizer, often = from_he(trainer), every or math.ceil(trainer.total / RECORDS)
+        convolutions = [name for name, param in trainer.model.named_parameters() if param.dim() == 4]
+        # all weights of a net without convolutions: a ViT has only one
+        select: dict[str, Any] = {"select": convolutions} if len(convolutions) > 1 else {}
+        for momentum in (False, True):
+            recorder = ELRRecorder(trainer.model, every=often, momentum=momentum, **select)
+            recorders.append(recorder.watch(optimizer))
+        return optimizer
+
+    return train(recipe, optimizer=watched, **options), recorders
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:

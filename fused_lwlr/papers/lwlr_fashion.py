@@ -12,6 +12,7 @@ from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Table
 
+VITS = {"lwlr-fashion": "vit6x64", "lwlr-glyphs": "vit4x96p4"}
 QUICK = "vit1x16"
 GLYPHS_SIDE = 16
 """Side of the images of glyphs in pixels."""
@@ -37,6 +38,17 @@ def arms_of(model: str) -> list[str]:
     return [arm for arm, fields in ARMS.items() if "vit" in model or "rates_exclude" not in fields]
 
 
+def jobs(settings: Settings) -> list[Job]:
+    """Every arm of a ViT at the first rates, with the seeds that choose."""
+    model = settings.model or (QUICK if settings.quick else VITS[settings.study])
+    # digits and glyphs have no augmentation
+    augmentation = "none" if settings.data in ("digits", "glyphs") else "basic"
+    own: dict[str, Any] = {"model": model, "augmentation": augmentation}
+    own |= {"image_size": GLYPHS_SIDE} if settings.data == "glyphs" else {}
+    cells = [own | {"arm": arm, "lr": lr} for arm in arms_of(model) for lr in settings.few(FIRST, 2)]
+    return images.jobs(settings, measure, "{arm}-lr{lr:g}-seed{seed}", cells, side=None)
+
+
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Test accuracy at the best rate of each arm, differences from the control, and all rates."""
     one, layerwise = PAPER["vit", "sgd"]
@@ -52,27 +64,11 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return GRID.tables(results, "a ViT with SGD, each arm at its best learning rate", notes)
 
 
-def study(name: str, doc: str | None, vit: str, **options: Any) -> Study:
-    """Every arm of a ViT at the first rates, with the seeds that choose."""
-
-    def jobs(settings: Settings) -> list[Job]:
-        model = settings.model or (QUICK if settings.quick else vit)
-        # digits and glyphs have no augmentation
-        own: dict[str, Any] = {
-            "model": model,
-            "augmentation": "none" if settings.data in ("digits", "glyphs") else "basic",
-        }
-        own |= {"image_size": GLYPHS_SIDE} if settings.data == "glyphs" else {}
-        cells = [own | {"arm": arm, "lr": lr} for arm in arms_of(model) for lr in settings.few(FIRST, 2)]
-        return images.jobs(settings, measure, "{arm}-lr{lr:g}-seed{seed}", cells, side=None)
-
-    return Study(name, doc, jobs, tables, partial(GRID.draw, hue="arm", palette=COLORS), grid=GRID, **options)
-
-
-STUDY = study("lwlr-fashion", __doc__, "vit6x64", steps=375, data="fashion-mnist")
-GLYPHS = study(
+draw = partial(GRID.draw, hue="arm", palette=COLORS)
+STUDY = Study("lwlr-fashion", __doc__, jobs, tables, draw, grid=GRID, steps=375, data="fashion-mnist")
+GLYPHS = Study(
     "lwlr-glyphs",
     "A ViT with SGD on letters and digits in many fonts: one rate and layer-wise rates, with and without tokens "
     "(Initializing the Layer-wise Learning Rate, Table 1).",
-    "vit4x96p4", epochs=20, data="glyphs",
+    jobs, tables, draw, grid=GRID, epochs=20, data="glyphs",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 import pytest
 from quick import asked, check, quick_on_files
 
-from fused_lwlr.papers import elr_fashion
+from fused_lwlr.papers import elr_spread
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import Trained
 
@@ -26,7 +26,7 @@ def test_what_each_arm_trains(name, common, monkeypatch):
     # with any data
     assert {job.parameters["model"] for job in study.jobs(study.settings(data="glyphs"))} == {common["model"]}
 
-    for of, recipe, values in asked(study, elr_fashion, monkeypatch, result=Trained(problem="diverged")):
+    for of, recipe, values in asked(study, elr_spread, monkeypatch, result=Trained(problem="diverged")):
         assert set(values.values()) == {None}
         recipes.setdefault((of["setup"], of["warmup"]), []).append((recipe, of["lr"]))
     assert list(recipes) == [(setup, warmup) for warmup in (0.0, 0.1) for setup in SETUPS]
