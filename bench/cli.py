@@ -1,30 +1,30 @@
 """Runs all measurements that this machine supports by one command; on a GPU, only with --gpu."""
 
 import importlib.util
+import itertools
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import rows
+from bench import codegen, cpu, host, rows
 from bench.clock import Clock, CudaClock
 from bench.parameter_sets import SETS
 from bench.report import markdown
 from bench.throughput import ROUNDS, Case, cases_of, run
+from bench.variants import TARGETS
 from fused_lwlr.kernels import constants
 from fused_lwlr.training.environment import environment
 
-ROOT = Path(__file__).parents[1]
-# in separate processes
-HOST = {"CUDA_VISIBLE_DEVICES": ""}
-SECTIONS: dict[str, dict[str, str]] = {"host": HOST, "cpu": HOST, "codegen": {"TRITON_DEFAULT_FP_FUSION": "0"}}
-QUICK = {"host": ["--quick"], "cpu": ["--quick"], "codegen": ["sm_90:fp32"]}
+SECTIONS: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
+    "host": host.rows,
+    "cpu": cpu.rows,
+    "codegen": lambda quick: codegen.facts(itertools.chain(*map(codegen.pairs, ["sm_90:fp32"] if quick else TARGETS))),
+}
+"""Name -> its rows, with --quick or without."""
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")
 REHEARSAL = [Case("toy", [(8, 8), (5,), (40, 30)], "fp32", "sgd")]
 
@@ -49,11 +49,15 @@ def main(arguments: list[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"\W+", "-", results["about"]["device"].lower()).strip("-")
     path = given.out / f"bench-{stem}.json"
-    for name in (name for name in names if name not in skipped):
-        # saved after every row or case: a later failure loses no measurement
-        for found in throughput(given) if name == "gpu" else _section(name, given.quick):
-            results[name] = found
-            path.write_text(json.dumps(results, indent=1) + "\n")
+    # saved after every row or case: a later failure loses no measurement
+    for name, section in SECTIONS.items():
+        for row in section(given.quick) if name not in skipped else ():
+            rows.write(row)
+            results.setdefault(name, []).append(row)
+            write(results, path)
+    for found in throughput(given) if "gpu" not in skipped else ():
+        results["gpu"] = found
+        write(results, path)
     save(results, path)
     print(markdown(results))
     return int(bool(results["gpu"]) and bool(failures(results["gpu"])))
@@ -98,28 +102,14 @@ def about(quick: bool) -> dict[str, Any]:
     }
 
 
-def _section(section: str, quick: bool) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows of a section after each of them.
-
-    Raises:
-        RuntimeError: the section failed.
-    """
-    command = [sys.executable, "-m", f"bench.{section}", "--json", *(QUICK.get(section, []) if quick else [])]
-    environment = {**os.environ, **SECTIONS[section]}
-    found = []
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            found.append(json.loads(line))
-            print(f"{section}: {len(found)} rows", flush=True)
-            yield found
-    if process.returncode:
-        raise RuntimeError(f"bench.{section} ended with {process.returncode}")
+def write(results: dict[str, Any], path: Path) -> None:
+    """Write the results as JSON."""
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def save(results: dict[str, Any], path: Path) -> None:
     """Write everything."""
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    write(results, path)
     path.with_suffix(".md").write_text(markdown(results))
     print(f"wrote {path} and its report")
     if results.get("gpu") and importlib.util.find_spec("matplotlib") and importlib.util.find_spec("pandas"):

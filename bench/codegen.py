@@ -1,9 +1,8 @@
 """The compiled code of the kernels, without a GPU: registers, spills and the width of memory accesses.
 
-    python -m bench.codegen [--json] [TARGET[:DTYPE,...] ...]
+    python -m bench.codegen [TARGET[:DTYPE,...] ...]
 
-Compiles every kernel for every target and prints a table, or one JSON object a line. TRITON_INTERPRET
-must not be set.
+Compiles every kernel for every target and prints a table. TRITON_INTERPRET must not be set.
 """
 
 import itertools
@@ -54,14 +53,14 @@ def pairs(spec: str) -> list[tuple[str, str]]:
 
 def main() -> None:
     """Compile, and print the results."""
-    parser = command(__doc__, "--json")
+    parser = command(__doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET[:DTYPE,...]", help=f"of {', '.join(TARGETS)}; all")
     options = parser.parse_args()
     try:
         selection = list(itertools.chain(*map(pairs, options.targets or TARGETS)))
     except ValueError as error:
         parser.error(str(error))
-    show(HEAD, cells, facts(selection), options.json)
+    show(HEAD, map(cells, facts(selection)))
 
 
 if __name__ == "__main__":

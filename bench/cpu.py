@@ -1,6 +1,6 @@
 """Steps on this machine's CPU: ours, torch's fused ones, compositions of torch's calls, and timm's.
 
-    python -m bench.cpu [--quick] [--json]
+    python -m bench.cpu [--quick]
 
 Contestants of a set are timed in turns. Results are milliseconds, ratios to torch's fused step (for
 statistics, to the `_foreach_norm` calls for the same numbers) and to our own plain step, and the percentage of the copy
@@ -86,8 +86,7 @@ def cells(row: Row) -> list[str]:
 
 def main() -> None:
     """Print every row when it is measured."""
-    given = command(__doc__, "--json", "--quick").parse_args()
-    show(HEAD, cells, rows(given.quick), given.json)
+    show(HEAD, map(cells, rows(command(__doc__, "--quick").parse_args().quick)))
 
 
 if __name__ == "__main__":

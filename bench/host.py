@@ -1,6 +1,6 @@
 """Host time of `step()` without the kernel, whose launch is replaced by an empty function.
 
-    python -m bench.host [--json] [--quick]
+    python -m bench.host [--quick]
 
 The same tiny tensors and one thread, ours and torch.optim's in turns; runs on any machine. The rate is changed before
 every step, as by a scheduler. For a rate for every tensor, torch.optim has a param group for each, and ours has
@@ -8,6 +8,7 @@ multipliers. Gradients are kept, or new in every step, or some are missing: laye
 random, one in twenty, and others in every step.
 """
 
+import itertools
 import random
 import statistics
 import time
@@ -76,24 +77,26 @@ def seconds(optimizer: torch.optim.Optimizer, gradients: str, steps: int) -> flo
     return statistics.median(times)
 
 
-def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[dict[str, Any]]:
-    """Seconds for each optimizer, number of tensors, and kind of gradients.
+def rows(quick: bool = False, counts: tuple[int, ...] = COUNTS) -> Iterator[dict[str, Any]]:
+    """Seconds for each optimizer, number of tensors, and kind of gradients, on one thread.
 
     Other work on a machine slows it down by up to a factor of two, for seconds. So for torch's fused step this is the
     minimum over rounds, and for the others that minimum times the median over rounds of their ratio to the fused step.
     """
-    for name in OPTIONS:
-        for count in counts:
-            for gradients in GRADIENTS if count <= FEW else GRADIENTS[:2]:
-                optimizers = contestants(name, count)
-                timed = []
-                for turn in range(rounds):
-                    order = [*COLUMNS[turn % len(COLUMNS) :], *COLUMNS[: turn % len(COLUMNS)]]
+    torch.set_num_threads(1)
+    rounds, steps = (5, 5) if quick else (ROUNDS, STEPS)
+    for name, count in itertools.product(OPTIONS, counts):
+        for gradients in GRADIENTS if count <= FEW else GRADIENTS[:2]:
+            optimizers = contestants(name, count)
+            timed = []
+            for turn in range(rounds):
+                order = [*COLUMNS[turn % len(COLUMNS) :], *COLUMNS[: turn % len(COLUMNS)]]
+                with without_kernels():
                     timed.append({who: seconds(optimizers[who], gradients, steps) for who in order})
-                least = min(times["fused"] for times in timed)
-                ratios = {who: statistics.median(times[who] / times["fused"] for times in timed) for who in optimizers}
-                found = {who: ratio * least for who, ratio in ratios.items()}
-                yield {"optimizer": name, "tensors": count, "gradients": gradients, **found}
+            least = min(times["fused"] for times in timed)
+            ratios = {who: statistics.median(times[who] / times["fused"] for times in timed) for who in optimizers}
+            found = {who: ratio * least for who, ratio in ratios.items()}
+            yield {"optimizer": name, "tensors": count, "gradients": gradients, **found}
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -104,10 +107,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Print every row when it is measured."""
-    given = command(__doc__, "--json", "--quick").parse_args()
-    torch.set_num_threads(1)
-    with without_kernels():
-        show(HEAD, cells, rows(rounds=5, steps=5) if given.quick else rows(), given.json)
+    show(HEAD, map(cells, rows(command(__doc__, "--quick").parse_args().quick)))
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@ As a plugin of pytest (`-p bench.rows`) this module selects the tests that run o
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 OPTIONS: dict[str, dict[str, Any]] = {
-    "--json": {"action": "store_true", "help": "one JSON object a line instead of a table"},
     "--quick": {"action": "store_true", "help": "fewer sets and rounds"},
     "--rehearsal": {"action": "store_true", "help": "small tensors on any machine: no measurement"},
     "--out": {"type": Path, "default": RESULTS, "help": "folder for results"},
@@ -26,10 +25,10 @@ def command(doc: str | None, *names: str) -> argparse.ArgumentParser:
     return parser
 
 
-def show(head: Iterable[str], cells: Callable[[Any], Iterable[Any]], rows: Iterable[Any], as_json: bool) -> None:
-    """Prints each row when it is measured, as JSON or as a line of a table."""
-    for text in map(json.dumps, rows) if as_json else table(head, map(cells, rows)):
-        print(text, flush=True)
+def show(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Prints a table, each row when it is measured."""
+    for line in table(head, rows):
+        print(line, flush=True)
 
 
 def table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:

@@ -32,17 +32,11 @@ def test_missing_measurements_are_reported(tmp_path, capsys):
 def test_sections_are_run_and_saved(tmp_path, monkeypatch):
     lines = [{"kernel": f"step {n}", "dtype": "fp32", "target": "sm_90", "registers": 32, "resident": 16, "spilled": 0,
               "loads": {}, "stores": {}} for n in range(3)]  # fmt: skip
-    monkeypatch.setattr(cli, "_section", lambda section, quick: (lines[: n + 1] for n in range(len(lines))))
+    monkeypatch.setitem(cli.SECTIONS, "codegen", lambda quick: iter(lines))
     assert cli.main(["--only", "codegen", "--out", str(tmp_path)]) == 0
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md"}
     (path,) = tmp_path.glob("*.json")
     assert json.loads(path.read_text())["codegen"] == lines
-
-
-def test_a_section_that_fails_is_an_error(monkeypatch):
-    monkeypatch.setitem(cli.SECTIONS, "nothing", {})
-    with pytest.raises(RuntimeError, match=r"bench\.nothing ended with 1"):
-        list(cli._section("nothing", False))
 
 
 @pytest.mark.parametrize("arguments", [["--only", "speed"], ["--gpu", "--only", "host"]])
