@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 from bench import rows
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "pytest", "pytest-xdist", "pytest-timeout",
-            "hypothesis", "expecttest", "pydantic", "matplotlib", "pandas")  # fmt: skip
 PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=100", "--timeout-method=thread"]}
 """Packages that may be missing, and options of theirs."""
 TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
@@ -75,18 +73,13 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Returns the versions of Python and of packages, None for a missing package."""
-    installed = {found.name: found.version for found in importlib.metadata.distributions()}
-    return {"python": platform.python_version(), **{name: installed.get(name) for name in PACKAGES}}
-
-
 def run(name: str, stage: Stage, out: Path) -> int:
     """Runs a stage; returns 0 if every command succeeded in time, else 1."""
     end, failed = time.monotonic() + stage.seconds, False
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with (out / f"{name}.log").open("w") as log, contextlib.redirect_stdout(log):
-        rows.write({"stage": name, "versions": versions()})
+        packages = {found.name: found.version for found in importlib.metadata.distributions()}
+        rows.write({"stage": name, "python": platform.python_version(), "packages": packages})
         for command in stage.commands:
             begin = time.monotonic()
             print(f"$ {shlex.join(command)}", flush=True)

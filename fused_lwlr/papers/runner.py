@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -68,17 +67,14 @@ def run(
 
     Raises:
         ValueError: two jobs have the same name, there is no job, or the folder has results with other parameters.
-        JobError: a job failed, or a worker died. The traceback of each is in the folder `failures`.
+        JobError: a job failed, or a worker died. The tracebacks are in the file `failures.txt`.
     """
     names = [job.name for job in jobs]
     if not jobs or len(set(names)) != len(names):
         twice = next((name for name in names if names.count(name) > 1), None)
         raise ValueError("the study has no jobs" if twice is None else f"the study has two jobs called {twice!r}")
-    folder = store.out / "failures"
-    for name in names:
-        (folder / f"{name}.txt").unlink(missing_ok=True)
-    with suppress(OSError):  # the folder is missing, or holds other files
-        folder.rmdir()
+    tracebacks = store.out / "failures.txt"
+    tracebacks.unlink(missing_ok=True)
     done = {result["name"] for result in store.finished(jobs)}
     for name in done:
         on_job(name)
@@ -87,15 +83,15 @@ def run(
         if failure is None:
             on_job(name)
         else:
-            folder.mkdir(exist_ok=True)
-            (folder / f"{name}.txt").write_text(failure[1], encoding="utf-8")
+            with tracebacks.open("a", encoding="utf-8") as file:
+                file.write(f"{name}: {failure[1]}\n")
             failures.append((name, failure[0]))
     if failures:
         name, error = failures[0]
         more = f", and so did {', '.join(n for n, _ in failures[1:6])}" if len(failures) > 1 else ""
         more += ", ..." if len(failures) > 6 else ""
         raise JobError(
-            f"job {name} of {store.settings.study} failed: {error}{more}. Tracebacks are in {folder}; repeat the "
+            f"job {name} of {store.settings.study} failed: {error}{more}. Tracebacks are in {tracebacks}; repeat the "
             "command to run them again"
         )
     return store.finished(jobs)

@@ -148,11 +148,13 @@ def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
     assert result.exit_code == 1
     message = " ".join(result.stderr.split())
     assert "Error: job x=20-seed0 of toy failed: ArithmeticError: cannot add today" in message
-    assert "in add" in Path("run/failures/x=20-seed0.txt").read_text()
+    tracebacks = Path("run/failures.txt").read_text()
+    assert tracebacks.startswith("x=20-seed0: Traceback")
+    assert "in add" in tracebacks
     assert len(toy.ran()) == 7
     assert command(chosen, monkeypatch, "--seeds", "2").exit_code == 0
     assert toy.ran()[7:] == [(20, 0)]
-    assert not Path("run/failures").exists()
+    assert not Path("run/failures.txt").exists()
 
 
 @pytest.mark.parametrize(
@@ -175,9 +177,8 @@ def test_other_settings_are_refused(first, second, changed):
 
 
 def test_foreign_files_are_kept():
-    settings, note = Path("run/settings.json"), Path("run/failures/note.txt")
-    note.parent.mkdir(parents=True)
-    note.touch()
+    settings = Path("run/settings.json")
+    settings.parent.mkdir()
     settings.write_text("{}")
     with pytest.raises(ValueError, match=r"settings.json is not a file of a study: choose another folder"):
         start(toy.study())
@@ -189,9 +190,6 @@ def test_foreign_files_are_kept():
             start(toy.study())
         assert report.read_text() == "{}"
         report.unlink()
-    store, jobs = start(toy.study())
-    run(store, jobs[:1], workers=1)
-    assert note.exists()
 
 
 def test_a_study_goes_on_elsewhere():

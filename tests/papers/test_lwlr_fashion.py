@@ -2,7 +2,7 @@
 
 import pandas
 import pytest
-from quick import asked, spread
+from quick import asked
 
 from fused_lwlr.papers import images
 from fused_lwlr.papers.grid import LADDER
@@ -76,19 +76,3 @@ def test_what_each_arm_trains(study, common, monkeypatch):
 def test_a_network_without_tokens_has_no_arm_for_them():
     jobs = STUDY.jobs(STUDY.settings(model="resnet8x8"))
     assert {job.parameters["arm"] for job in jobs} == ARMS.keys() - {"LWLR but tokens"}
-
-
-def test_an_arm_is_compared_at_its_best_rate_with_the_control():
-    rows = [
-        {"model": "vit", "arm": arm, "lr": lr, "seed": seed, "val_loss": loss, "train_loss": 1.0, "test_accuracy": top}
-        for arm, lr, loss, tops in (
-            (CONTROL, 0.1, 1.0, (80.0, 81.0)), (CONTROL, 0.3, 2.0, (99.0, 99.0)),
-            ("LWLR", 0.1, 3.0, (10.0, 10.0)), ("LWLR", 0.3, 0.5, (83.0, 85.0)),
-        )
-        for seed, top in enumerate(tops)
-    ]  # fmt: skip
-    table, grid = GLYPHS.tables(GLYPHS.settings(seeds=2), pandas.DataFrame(rows))
-    found = {row[0]: row[1:] for row in table.rows}
-    assert found[CONTROL][:3] == ["0.1", spread([80.0, 81.0], 2), ""]
-    assert found["LWLR"][:3] == ["0.3", spread([83.0, 85.0], 2), "+3.50 ± 0.71"]
-    assert len(grid.rows) == 4
