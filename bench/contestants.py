@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import fused_lwlr
-from bench import reference as numbers
 from fused_lwlr.extras import import_beside_torchvision
 from fused_lwlr.layers import named_layers
 from fused_lwlr.ops import Backend
@@ -18,6 +17,15 @@ from fused_lwlr.scaling import everything
 from fused_lwlr.statistics import StatisticsPass
 
 Named = list[tuple[str, nn.Parameter]]
+
+MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
+DECAY = {"sgd": 1e-4, "adamw": 1e-2}
+# these numbers keep all methods different: ELR of a direction with a goal of 1 would be LAMB
+GOAL, ELR_EPS = 0.5, 1e-5
+TRUST, LARS_EPS = 0.1, 1e-8
+MAX_NORM = 1.0
+MULTIPLIER = 0.5
+"""Numbers that all contestants share."""
 
 METHODS = {
     "sgd": ("plain", "multipliers", "ELR", "LARS", "LARC", "NG", "clip"),
@@ -27,18 +35,18 @@ METHODS = {
 """Rule -> methods of a step."""
 ALL: dict[str, Any] = {"select": everything}
 SCALINGS: dict[str, Any] = {
-    "ELR": fused_lwlr.ELR(numbers.GOAL, numbers.ELR_EPS, **ALL),
-    "LARS": fused_lwlr.LARS(numbers.TRUST, numbers.LARS_EPS, **ALL),
-    "LARC": fused_lwlr.LARC(numbers.TRUST, numbers.LARS_EPS, **ALL),
+    "ELR": fused_lwlr.ELR(GOAL, ELR_EPS, **ALL),
+    "LARS": fused_lwlr.LARS(TRUST, LARS_EPS, **ALL),
+    "LARC": fused_lwlr.LARC(TRUST, LARS_EPS, **ALL),
     "NG": fused_lwlr.NormalizedGradient(**ALL),
     "LAMB": fused_lwlr.LAMB(**ALL),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
-    "sgd": {"momentum": numbers.MOMENTUM, "weight_decay": numbers.DECAY["sgd"]},
-    "adamw": {"betas": numbers.BETAS, "eps": numbers.EPS, "weight_decay": numbers.DECAY["adamw"]},
+    "sgd": {"momentum": MOMENTUM, "weight_decay": DECAY["sgd"]},
+    "adamw": {"betas": BETAS, "eps": EPS, "weight_decay": DECAY["adamw"]},
 }
 """Options of optimizers, ours and others', without lr."""
-LARS = {**OPTIONS["sgd"], "trust_coeff": numbers.TRUST, "eps": numbers.LARS_EPS}
+LARS = {**OPTIONS["sgd"], "trust_coeff": TRUST, "eps": LARS_EPS}
 EXACT = {"quantize": False, "master_weight_bits": None}
 PEERS: list[tuple[str, str, str, str, str, dict[str, Any]]] = [
     ("timm", "sgd", "LARS", "timm.optim.lars", "Lars", LARS),
@@ -89,9 +97,9 @@ def ours(rule: str, method: str) -> Contestant:
     def build(named: Named, lr: float, capturable: bool) -> Any:
         more: dict[str, Any] = {"scaling": SCALINGS.get(method)}
         if method == "multipliers":
-            more["layers"] = {name: numbers.MULTIPLIER for name, _ in named}
+            more["layers"] = {name: MULTIPLIER for name, _ in named}
         if method == "clip":
-            more["clip_global_norm"] = numbers.MAX_NORM
+            more["clip_global_norm"] = MAX_NORM
         cls = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}[rule]
         backend = "triton" if named[0][1].is_cuda else "auto"
         return cls(named, lr=lr, capturable=capturable, backend=backend, **more, **OPTIONS[rule])
@@ -99,18 +107,18 @@ def ours(rule: str, method: str) -> Contestant:
     return Contestant(rule, method, "ours", build)
 
 
-def torchs(rule: str, method: str, passes: float | None, which: str = "fused") -> Contestant:
+def torchs(rule: str, method: str, passes: float | None = None, which: str = "fused") -> Contestant:
     """torch.optim's, fused, foreach or as a loop; with a param group for each tensor, or after clip_grad_norm_."""
 
     def build(named: Named, lr: float, capturable: bool) -> Any:
         params: list[Any] = [param for _, param in named]
-        groups = [{"params": [p], "lr": lr * numbers.MULTIPLIER} for p in params] if method == "multipliers" else params
+        groups = [{"params": [p], "lr": lr * MULTIPLIER} for p in params] if method == "multipliers" else params
         more: dict[str, Any] = {"foreach": False} if which == "for-loop" else {which: True}
         more |= {"capturable": capturable} if rule == "adamw" else {}
         optimizer = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[rule](groups, lr=lr, **more, **OPTIONS[rule])
         if method != "clip":
             return optimizer
-        clip = partial(torch.nn.utils.clip_grad_norm_, params, numbers.MAX_NORM, foreach=True)
+        clip = partial(torch.nn.utils.clip_grad_norm_, params, MAX_NORM, foreach=True)
         return SimpleNamespace(step=lambda: (clip(), optimizer.step()))
 
     return Contestant(rule, method, f"torch {which}", build, passes, mutates=method == "clip")
@@ -118,19 +126,19 @@ def torchs(rule: str, method: str, passes: float | None, which: str = "fused") -
 
 def composed(method: str, passes: float) -> Contestant:
     """Scaled gradients by few multi-tensor calls, and torch's fused SGD on them; `.grad` does not change."""
-    decay = numbers.DECAY["sgd"]
+    decay = DECAY["sgd"]
 
     def scaled(params: list[Any], grads: list[Any], norms: Tensor, weight_norms: Tensor) -> Any:
         # factors are read back once: with a list of numbers the scaling needs few launches, and with tensors one each
         if method == "ELR":
-            return torch._foreach_mul(grads, (numbers.GOAL / (norms / weight_norms + numbers.ELR_EPS)).tolist())
-        factors = numbers.TRUST * weight_norms / (norms + decay * weight_norms + numbers.LARS_EPS)
+            return torch._foreach_mul(grads, (GOAL / (norms / weight_norms + ELR_EPS)).tolist())
+        factors = TRUST * weight_norms / (norms + decay * weight_norms + LARS_EPS)
         return torch._foreach_mul(torch._foreach_add(grads, params, alpha=decay), factors.tolist())
 
     def build(named: Named, lr: float, capturable: bool) -> Any:
         params: list[Any] = [param for _, param in named]
         left = decay if method == "ELR" else 0.0
-        optimizer = torch.optim.SGD(params, lr=lr, momentum=numbers.MOMENTUM, weight_decay=left, fused=True)
+        optimizer = torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=left, fused=True)
 
         @torch.no_grad()
         def step() -> None:

@@ -1,4 +1,4 @@
-"""Contestants are checked before they are timed: two steps against the float64 reference.
+"""Contestants are checked before they are timed: two steps against our PyTorch reference in float64.
 
     python -m bench.gate
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench import reference, rows
-from bench.contestants import Contestant, Named, contestants
+from bench import rows
+from bench.contestants import Contestant, Named, contestants, ours
 
 # above any block, below one, of one element, and of no multiple of a vector
 SHAPES = [(70, 65), (7,), (1,), (3, 5, 3, 3), (128, 8)]
@@ -39,29 +39,32 @@ def error_of(contestant: Contestant, dtype: torch.dtype, device: torch.device) -
     """The largest absolute error of a weight after two steps; for statistics, the largest relative error."""
     torch.manual_seed(0)
     named = parameters(SHAPES, dtype, device)
+    exact = [(name, nn.Parameter(param.detach().double().cpu())) for name, param in named]
     grads = [param.grad.clone() for _, param in named if param.grad is not None]
-    wide = [grad.double() for grad in grads]
-    weights = [param.detach().double() for _, param in named]
+    for (_, param), grad in zip(exact, grads, strict=True):
+        param.grad = grad.double().cpu()
     lr = LR.get(contestant.rule, 0.0)
     optimizer = contestant.build(named, lr, False)
     if contestant.rule == "statistics":
-        return _statistics_error(optimizer.step(), weights, wide)
-    state: list[dict[str, Tensor]] = [{} for _ in weights]
+        return _statistics_error(optimizer.step(), exact)
+    reference = ours(contestant.rule, contestant.method).build(exact, lr, False)
     for _ in range(2):
         for (_, param), grad in zip(named, grads, strict=True):
             param.grad = grad.clone()
         optimizer.step()
-        reference.step(contestant.rule, contestant.method, lr, weights, wide, state)
-    return max(float((p.detach().double() - w).abs().max()) for (_, p), w in zip(named, weights, strict=True))
+        reference.step()
+    pairs = zip(named, exact, strict=True)
+    return max(float((param.detach().cpu() - right.detach()).abs().max()) for (_, param), (_, right) in pairs)
 
 
-def _statistics_error(found: Tensor, weights: list[Tensor], grads: list[Tensor]) -> float:
+def _statistics_error(found: Tensor, named: Any) -> float:
     """Error of Σ|g|, ‖g‖, max|g|, ‖w‖, which both contestants compute."""
-    pairs = zip(grads, weights, strict=True)
+    pairs = [(param.grad, param.detach()) for _, param in named]
     expected = torch.stack([torch.stack([g.abs().sum(), g.norm(), g.abs().max(), w.norm()]) for g, w in pairs])
-    ours = found.shape[-1] == 6
-    found = torch.stack((found[:, 0], found[:, 1].sqrt(), found[:, 4], found[:, 3].sqrt()), dim=1) if ours else found.T
-    return float(((found.double() - expected) / expected).abs().max())
+    if found.shape[-1] == 6:  # ours
+        found = torch.stack((found[:, 0], found[:, 1].sqrt(), found[:, 4], found[:, 3].sqrt()))
+    found = found.T.double().cpu()
+    return float(((found - expected) / expected).abs().max())
 
 
 def failure(raised: Exception) -> str:

@@ -15,18 +15,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
+from bench.contestants import ours, torchs
 from bench.figures import share
 from bench.pictures import make
 from bench.rows import command, table, write
-from fused_lwlr import ELR, SGD, AdamW
 from fused_lwlr.data import Splits, open_data
 from fused_lwlr.training.environment import device_name, environment
 from fused_lwlr.training.presets import resolve
@@ -63,27 +62,13 @@ SIZES = {
     "cpu": Size(models("resnet", "vit"), (64, 256), 10, {**ON_CPU, "micro_batch": 64}),
     "quick": Size(models("resnet8x2", "vit1x16"), (8, 16), 1, {**ON_CPU, "micro_batch": 8, "image_size": 16}),
 }
+OPTIMIZERS = {
+    "ours": ("plain", ours), "ours, layer-wise": ("multipliers", ours), "ours, ELR": ("ELR", ours),
+    "torch fused": ("plain", torchs), "torch fused, layer-wise": ("multipliers", torchs),
+}  # fmt: skip
+"""Name -> method and contestant; layer-wise ones have a rate for each tensor."""
 LAYER_WISE = ("ours, layer-wise", "torch fused, layer-wise")
 HEAD = ("model", "images", "batch", "passes", "optimizer", "images/s", "update ms", "% of the step")
-
-
-def contestants(recipe: Recipe, model: nn.Module) -> dict[str, Callable[[], Any]]:
-    """Optimizers of one rule, by name: ours plain, with a rate for every layer, with ELR; torch's fused both ways."""
-    named = list(model.named_parameters())
-    common: dict[str, Any] = {"lr": recipe.peak_lr, "weight_decay": recipe.weight_decay}
-    if recipe.optimizer == "sgd":
-        common["momentum"] = recipe.momentum
-    ours: Any = SGD if recipe.optimizer == "sgd" else AdamW
-    theirs: Any = torch.optim.SGD if recipe.optimizer == "sgd" else torch.optim.AdamW
-    eta = {name: 1.0 + i / len(named) for i, (name, _) in enumerate(named)}
-    groups = [{"params": [param], "lr": eta[name] * common["lr"]} for name, param in named]
-    return {
-        "ours": lambda: ours(named, **common),
-        "ours, layer-wise": lambda: ours(named, layers=eta, **common),
-        "ours, ELR": lambda: ours(named, scaling=ELR(0.1), **common),
-        "torch fused": lambda: theirs([param for _, param in named], fused=True, **common),
-        "torch fused, layer-wise": lambda: theirs(groups, fused=True, **common),
-    }
 
 
 def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator[dict[str, Any]]:
@@ -93,8 +78,12 @@ def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator
         trainer = Trainer(replace(recipe, steps=(rounds + 1) * len(LAYER_WISE)) if files else recipe, world, data)
         trainer.prepare()
         passes: Iterator[Any] = trainer.batches() if files else itertools.repeat(next(trainer.batches()))
-        every = contestants(recipe, trainer.model)
-        made = {name: every[name]() for name in (LAYER_WISE if files else every)}
+        named = list(trainer.model.named_parameters())
+        every = {name: OPTIMIZERS[name] for name in (LAYER_WISE if files else OPTIMIZERS)}
+        made = {
+            name: of(recipe.optimizer, method).build(named, recipe.peak_lr, False)
+            for name, (method, of) in every.items()
+        }
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         for step, (name, optimizer) in enumerate([*made.items()] * (rounds + 1)):
             trainer.optimizer, trainer.step = optimizer, step if files else 0
