@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bench.machine_code import Job, reports
+from bench.machine_code import reports
 from bench.rows import command, show
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
@@ -23,8 +23,7 @@ def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Facts about every variant for some pairs of target and dtype."""
     for target, dtype in selection:
         every = list(variants(DTYPES[dtype]))
-        jobs = [Job(variant.kernel, variant.constants, TYPES, variant.registers) for variant in every]
-        for variant, report in zip(every, reports(jobs, TARGETS[target]), strict=True):
+        for variant, report in zip(every, reports(every, TARGETS[target], TYPES), strict=True):
             yield {
                 "kernel": variant.name, "least_resident": variant.least_resident, "dtype": dtype, "target": target,
                 "block": variant.constants["BLOCK"], **report,

@@ -23,24 +23,25 @@ WIDTHS = {r"\.128\b|dwordx4": 128, r"dwordx3": 96, r"\.64\b|dwordx2": 64, r"[US]
 MNEMONICS = {"loads": "LDG", "stores": "STG"}
 
 
-class Job(NamedTuple):
-    """A kernel to compile.
+class Variant(NamedTuple):
+    """A kernel with its compile-time arguments.
 
     Attributes:
-        kernel: a Triton function.
-        meta: its compile-time arguments.
-        types: the types of its other arguments, int32 unless listed; pointers are multiples of 16.
-        registers: maximum for a thread on NVIDIA GPUs; None leaves the number to the compiler.
+        least_resident: programs that a multiprocessor of NVIDIA GPUs must have the registers for, see
+            `constants.least_resident`; None leaves the number of registers to the compiler.
     """
 
+    name: str
+    least_resident: int | None
     kernel: Any
-    meta: dict[str, Any]
-    types: dict[str, str]
-    registers: int | None = None
+    constants: dict[str, Any]
 
 
-def reports(jobs: Iterable[Job], target: GPUTarget) -> list[dict[str, Any]]:
+def reports(variants: Iterable[Variant], target: GPUTarget, types: dict[str, str]) -> list[dict[str, Any]]:
     """Properties of the compiled code of some kernels.
+
+    Args:
+        types: of the arguments at run time, int32 unless listed; pointers are multiples of 16.
 
     Returns:
         For each kernel, registers: of a thread. spilled: bytes of a thread's memory. resident: programs that fit on a
@@ -50,7 +51,7 @@ def reports(jobs: Iterable[Job], target: GPUTarget) -> list[dict[str, Any]]:
         the first to the last access of 128 bits. barriers: of a program's threads.
     """
     warps = constants.THREADS // target.warp_size
-    compiled = [_compiled(job, target, warps) for job in jobs]
+    compiled = [_compiled(variant, target, warps, types) for variant in variants]
     hip = target.backend == "hip"
     found = [_amd(asm["amdgcn"]) for asm in compiled] if hip else _nvidia([a["cubin"] for a in compiled], target.arch)
     for facts, asm in zip(found, compiled, strict=True):
@@ -59,10 +60,10 @@ def reports(jobs: Iterable[Job], target: GPUTarget) -> list[dict[str, Any]]:
     return found
 
 
-def _compiled(job: Job, target: GPUTarget, warps: int) -> Any:
+def _compiled(variant: Variant, target: GPUTarget, warps: int, types: dict[str, str]) -> Any:
     """The stages of a kernel by their names."""
-    kernel, meta, types, registers = job
-    capped = {"maxnreg": registers} if registers is not None and target.backend != "hip" else {}
+    _, least, kernel, meta = variant
+    capped = {"maxnreg": constants.most_registers(least)} if least and target.backend != "hip" else {}
     signature = {name: "constexpr" if name in meta else types.get(name, "i32") for name in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     return triton.compile(

@@ -3,11 +3,12 @@
 import importlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
+from bench.machine_code import Variant
 from fused_lwlr import ELR, Hyperball
 from fused_lwlr.kernels import ADAMW, LION, SGD, Rule, constants
 from fused_lwlr.kernels.triton.numbers import HEADER
@@ -33,24 +34,6 @@ TYPES = {
     **dict.fromkeys(("results", "statistics", "totals"), "*fp64"),
 }
 """Types of the run-time arguments; int32 unless listed."""
-
-
-class Variant(NamedTuple):
-    """A kernel with its compile-time arguments.
-
-    Attributes:
-        least_resident: programs that a multiprocessor must have the registers for, see `constants.least_resident`.
-    """
-
-    name: str
-    least_resident: int
-    kernel: Any
-    constants: dict[str, Any]
-
-    @property
-    def registers(self) -> int:
-        """Most registers for each thread of a launch."""
-        return constants.most_registers(self.least_resident)
 
 
 def dtypes(dtype: Any, columns: str, single: str = "", states: int = 0) -> tuple[Any, ...]:

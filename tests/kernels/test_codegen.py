@@ -11,7 +11,7 @@ import triton.language as tl
 from triton import knobs
 
 from bench import codegen
-from bench.machine_code import Job, reports
+from bench.machine_code import Variant, reports
 from bench.rows import table
 from bench.variants import TARGETS, variants
 from fused_lwlr.kernels import constants
@@ -155,12 +155,10 @@ def bad(data, count, BLOCK: tl.constexpr):
 @pytest.mark.long
 def test_bad_code_is_found():
     """Finds narrow accesses, a long division and many live values in a bad kernel."""
-    # the last with fewer registers than it has live values
-    compiled = [("sm_90", None), ("gfx942", None), ("sm_90", 64)]
-    found = [
-        reports([Job(bad, {"BLOCK": 128}, {"data": "*fp32", "count": "i64"}, registers)], TARGETS[name])[0]
-        for name, registers in compiled
-    ]
+    # the last with 64 registers, fewer than it has live values
+    compiled = [("sm_90", None), ("gfx942", None), ("sm_90", 8)]
+    types = {"data": "*fp32", "count": "i64"}
+    found = [reports([Variant("bad", least, bad, {"BLOCK": 128})], TARGETS[name], types)[0] for name, least in compiled]
     for r in found:
         assert 128 not in r["loads"]
         assert 128 not in r["stores"]
