@@ -88,8 +88,7 @@ def run(
             failures.append((name, failure[0]))
     if failures:
         name, error = failures[0]
-        more = f", and so did {', '.join(n for n, _ in failures[1:6])}" if len(failures) > 1 else ""
-        more += ", ..." if len(failures) > 6 else ""
+        more = f", and so did {len(failures) - 1} more" if len(failures) > 1 else ""
         raise JobError(
             f"job {name} of {store.settings.study} failed: {error}{more}. Tracebacks are in {tracebacks}; repeat the "
             "command to run them again"
