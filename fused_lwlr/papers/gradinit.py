@@ -189,8 +189,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "paper: Figures 4 to 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
     ]
     third = Table("variance of gradients, layer by layer", columns, variances, notes, labels=2)
-    tried = GRID.of_choice(results[results.tau > 0].assign(start=results.init.map(LABELS)))
-    return [first, second, third, summary(f"all τ, {CHOOSING} seeds", tried, {**NAMES, "τ": "tau"}, TRIED)]
+    return [first, second, third, GRID.rates(results.assign(init=results.init.map(LABELS)), "all τ", "τ", TRIED)]
 
 
 def draw(results: Any) -> Figure:
