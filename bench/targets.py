@@ -20,7 +20,7 @@ class Target(NamedTuple):
         quantity: a quantity of `values`.
         cases: sets of parameters, or numbers of tensors: the beginnings of the names of cases.
         steps: steps of ours.
-        other: what they are compared with; {step} is the name of ours, {rule} its first word.
+        other: the compared step; {step} is the name of ours, {rule} its first word.
         inverse: bounds the ratio of the other value to ours.
     """
 
