@@ -141,7 +141,7 @@ def test_rehearsal(name, tmp_path):
     head, *rest = rows_of(log)
     measured = [row for row in rest if "command" not in row]
     assert head["stage"] == name
-    assert measured or re.search(r"1 passed|Wrote .*table\.md", log.read_text())
+    assert measured or re.search(r"PASSED|Wrote .*table\.md", log.read_text())
     assert not any(row.get("wrong") or row.get("failed") for row in measured)
 
 
