@@ -23,6 +23,7 @@ from fused_lwlr.kernels.step_arguments import (
     Gate,
     Scale,
     ScaleTarget,
+    shrink_of,
 )
 from fused_lwlr.kernels.table import Row, Table
 from fused_lwlr.kernels.tensors import sum_dtype, wide
@@ -127,7 +128,7 @@ def read_gate(gate: Gate) -> tuple[Factor, Factor, Factor, Tensor | None]:
     shrink: Factor = 1.0
     skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
     if gate.totals is not None:
-        shrink = torch.where(gate.totals[WEIGHT_SQ_SUM] > 0, gate.totals[WEIGHT_SQ_SUM].rsqrt(), 1.0)
+        shrink = shrink_of(gate.totals[WEIGHT_SQ_SUM])
         skip += [gate.totals[NONFINITE] != 0] if gate.skip else []
     inverse = inverse_of(gate.grad_scale)
     return gate.clip, shrink, 1.0 if inverse is None else inverse, torch.stack(skip).any() if skip else None

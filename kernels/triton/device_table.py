@@ -13,9 +13,9 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
-from fused_lwlr.kernels.triton.layout import KNOWN, SCALED, Layout
+from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
 from fused_lwlr.kernels.triton.numbers import Numbers
-from fused_lwlr.kernels.triton.tile import dtype_of
+from fused_lwlr.kernels.triton.tile import KNOWN, POWER, SCALED, dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
 ONLY_STEPPED = ("step", "ema")
@@ -46,7 +46,7 @@ class DeviceTable:
     For R rows and C columns it holds multipliers and two coefficients [3, R padded to be even], hyper rows [H, K],
     float32, padded to 16 bytes; then numel [R] · hyper row [R] · first tile [R] · flags [R] · addresses of step counts
     and radii [2, R] · addresses of columns [C, R], all int64. The address of an absent tensor is 0. Tiles of `tile`
-    elements are numbered over all rows; flags are bits, see layout.py.
+    elements are numbered over all rows; flags are bits, see tile.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
@@ -66,14 +66,21 @@ class DeviceTable:
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
-        self._layout = layout = Layout(table)
-        self._columns = table.columns
+        self._columns, self._strides = table.columns, strides_of(table)
+        self._tensor, self._number_in_tensor = table.tensor_of_row, table.number_in_tensor
+        self._first, self.numel = extents_of(table)
+        self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
-        self.hyper_shape = hyper_shape
-        self.rows, self.numel = len(layout.tensor), layout.numel
+        self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
+        power = np.array([row.power for row in table.rows])
+        self._rescaled, self.rescales = power != 0, bool(power.any())
+        self._flags_of_row = SCALED.value * np.array([row.scaled for row in table.rows]) | power << POWER.value
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
-        self.rescales = bool(layout.rescaled.any())
+        self.itemsizes = {
+            name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
+            for name, dtype in self.dtypes.items()
+        }
         self.workspaces: dict[Any, Workspace] = {}
         self.items: dict[Any, Tensor] = {}
         self.kernels: dict[Any, Any] = {}
@@ -94,21 +101,17 @@ class DeviceTable:
         first[:] = np.cumsum(counts) - counts
         self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:integers].view(np.float32)
-        staged_floats[: self.rows] = layout.multiplier
+        staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
         # as integers, since some numbers are halves of addresses
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
-        self.itemsizes = {
-            name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
-            for name, dtype in self.dtypes.items()
-        }
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the scratch tensors that replace tensors with other strides."""
         self._copied: list[tuple[str, int, Tensor]] = []
         """The scratch tensors that have an active row, each with its column and number."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
-            self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
+            self._scratch[name] = {} if name in SINGLE else scratch_of(table.columns[name], self._strides)
             self._point(name, addresses_of(table.columns[name]))
         # the addresses in case every parameter has a gradient
         self._all_rows = {
@@ -131,7 +134,7 @@ class DeviceTable:
         self._flags[:] = self._own_flags
         # replays do not check version counters
         if measured is not None and not capturing:
-            self._flags |= KNOWN.value * (self._versions() == measured)[self._layout.tensor]
+            self._flags |= KNOWN.value * (self._versions() == measured)[self._tensor]
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -144,7 +147,7 @@ class DeviceTable:
             self._activate(np.frombuffer(table.present, dtype=bool))
         if reshaped:
             # also for absent gradients
-            self._scratch["grad"] = self._layout.scratch_of(table.examples(table.columns["grad"]))
+            self._scratch["grad"] = scratch_of(table.examples(table.columns["grad"]), self._strides)
         if others or reshaped:
             self._copied = [
                 (name, index, scratch)
@@ -160,27 +163,25 @@ class DeviceTable:
         for i, tensor in self._scratch[name].items():
             if found[i]:
                 found[i] = tensor.data_ptr()
-        layout = self._layout
-        if name == "radius" or not layout.one_to_one:
-            found = found[layout.tensor]
-            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self.itemsizes[name]
+        if name == "radius" or not self._one_to_one:
+            found = found[self._tensor]
+            offsets = 4 * self._number_in_tensor if name == "radius" else self._first * self.itemsizes[name]
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and drops the lists for other rows."""
-        layout = self._layout
-        stepped = present[layout.tensor]
-        self.active = stepped | layout.rescaled
+        stepped = present[self._tensor]
+        self.active = stepped | self._rescaled
         self._active_params = present
         if self.rescales:
             self._active_params = present.copy()
-            self._active_params[layout.tensor[layout.rescaled]] = True
+            self._active_params[self._tensor[self._rescaled]] = True
         self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
         # a row that is only rescaled has no factor
-        self._own_flags = np.where(stepped, layout.flags, layout.flags & ~SCALED.value)
+        self._own_flags = np.where(stepped, self._flags_of_row, self._flags_of_row & ~SCALED.value)
         self.items.clear()
 
     def finish(self) -> None:

@@ -26,20 +26,12 @@ PLACES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 @triton.jit
 def _add_block(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    numbers,  # (1 / grad_scale,)
-    sums,  # see ACCUMULATORS
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Adds one block to the accumulators, and returns them."""
-    w = load(at[0], offs, numel, DTYPES[0], FULL, "")
-    g = load(at[1], offs, numel, DTYPES[1], FULL, "") * numbers[0]
+    at, offs, stop, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Adds a block to ACCUMULATORS, see `visit`. `numbers` is (1 / grad_scale,)."""
+    w = load(at[0], offs, stop, DTYPES[0], FULL, "")
+    g = load(at[1], offs, stop, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
     largest = magnitude
     if FULL and offs.shape[0] > THREADS:
@@ -56,6 +48,15 @@ def _add_block(
         # false for NaN as well as for infinity
         sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
+
+
+@triton.jit
+def inverse_of(grad_scale):
+    """Returns 1 / grad_scale, rounded once; 1 without a loss scale."""
+    if grad_scale is None:
+        return 1.0
+    else:
+        return (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -96,9 +97,7 @@ def statistics_kernel(
     SLOTS: tl.constexpr,  # partial sums that are read at a time
 ):
     """Statistics of every row."""
-    unscale = 1.0
-    if grad_scale is not None:
-        unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
+    unscale = inverse_of(grad_scale)
     tile = tl.program_id(0)
     while tile < item_count:
         row = tl.load(items + 2 * tile)
