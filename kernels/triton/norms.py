@@ -43,7 +43,7 @@ def add_norms(
 ):  # fmt: skip
     """Adds a block to Σ|g|, Σg², non-finite g and Σd², see `visit`; with a direction also to ⟨w, d⟩ and Σw².
 
-    `numbers` is (1 / grad_scale, factor of the gradient, coefficients, hyper). RULE is None without a direction.
+    `numbers` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
     """
     unscale, factor, coefficients, hyper = numbers
     abs_sum, sq_sum, nonfinite, direction_sum = sums[0], sums[1], sums[2], sums[3]

@@ -26,7 +26,7 @@ from fused_lwlr.kernels.triton.norms import (
 from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import inverse_of
-from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, POWER, STEP_COUNT, entry, visit
+from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, POWER, STEP_COUNT, entry, tile_of, visit
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
 clip_of, shrink_of = compiled(step_arguments.clip_of), compiled(step_arguments.shrink_of)
@@ -145,9 +145,8 @@ def queue_kernel(
         code = tl.load(items + 2 * ticket + 1)
         slot = code >> 1
         start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
-        tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, TILE)
-        at, aligned, stop = tile
-        hyper, lr, sign, coefficients = numbers
+        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, TILE)
+        hyper, lr, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
         steps = tl.zeros([], tl.float32)
         if STEP is not None:
             step_at = entry(addresses, rows, row, STEP_COUNT)

@@ -15,7 +15,7 @@ from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.device_table import Workspace, device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
+from fused_lwlr.kernels.triton.tile import FOLD, NUMEL, THREADS, entry, fold, load, tile_of, visit
 from fused_lwlr.kernels.triton.work import tile_list
 
 COLUMNS = ("param", "grad")
@@ -102,21 +102,15 @@ def statistics_kernel(
     while tile < item_count:
         row = tl.load(items + 2 * tile)
         index = tl.load(items + 2 * tile + 1)
-        numel = entry(addresses, rows, row, NUMEL)
         start = index.to(tl.int64) * (BLOCK * PASSES)
-        # within a tile 32 bits are enough
-        stop = tl.minimum(numel - start, BLOCK * PASSES).to(tl.int32)
-        at = (
-            tile_at(addresses, rows, row, start, 0, DTYPES[0]),
-            tile_at(addresses, rows, row, start, 1, DTYPES[1]),
-        )
+        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK * PASSES)
         sums = visit(
-            _add_block, at, (at[0] | at[1]) % ALIGNMENT == 0, stop, (unscale,), 6, DTYPES, None, None, False,
+            _add_block, at, aligned, stop, (unscale,), 6, DTYPES, None, None, False,
             BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
         )  # fmt: skip
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])
-        count = tl.cdiv(numel, BLOCK * PASSES).to(tl.int32)
+        count = tl.cdiv(entry(addresses, rows, row, NUMEL), BLOCK * PASSES).to(tl.int32)
         # values stored by other threads of this program also come before the arrival
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")

@@ -36,20 +36,27 @@ def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
 
 
 @triton.jit
-def tile_at(
-    addresses,
+def tile_of(
+    addresses,  # see `DeviceTable`
     rows,  # number of rows
     row,  # index of the row
     start,  # first element of the tile in the row
-    INDEX: tl.constexpr,  # number of the column
-    DTYPE: tl.constexpr,  # dtype of the column, None if no row has it
+    DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
+    TILE: tl.constexpr,  # elements of a full tile
 ):
-    """Returns the address of a tile in a column, 0 if the tensor is absent."""
-    if DTYPE is None:
-        return tl.zeros([], tl.int64)
-    else:
-        address = entry(addresses, rows, row, COLUMNS + INDEX)
-        return tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
+    """Returns the addresses of a tile in each column, 0 if absent; whether all are aligned; and its elements."""
+    # within a tile 32 bits are enough
+    stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
+    at = ()
+    bits = tl.zeros([], tl.int64)
+    for i in tl.static_range(len(DTYPES)):
+        address = tl.zeros([], tl.int64)
+        if DTYPES[i] is not None:
+            address = entry(addresses, rows, row, COLUMNS + i)
+            address = tl.where(address != 0, address + start * (DTYPES[i].primitive_bitwidth // 8), 0)
+        at += (address,)  # type: ignore[assignment]
+        bits |= address
+    return at, bits % ALIGNMENT == 0, stop
 
 
 @triton.jit

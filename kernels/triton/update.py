@@ -19,7 +19,7 @@ from fused_lwlr.kernels.rules.base import cautious
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.numbers import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, HYPER_ROW, NUMEL, TAIL, entry, fold, load, store, tile_at
+from fused_lwlr.kernels.triton.tile import HYPER_ROW, TAIL, entry, fold, load, store, tile_of
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
@@ -32,25 +32,15 @@ def read_row(
     floats,  # see `DeviceTable`
     rows,  # number of rows
     row,  # index of the row
-    start,  # first element of the tile in the row
-    DTYPES: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     WIDTH: tl.constexpr,  # numbers of a hyper row
-    TILE: tl.constexpr,  # elements
 ):
-    """Returns the tile (`at`, whether all are aligned, elements) and the row (hyper, lr · η, sign, coefficients)."""
-    # within a tile 32 bits are enough
-    stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
-    at = ()
-    bits = tl.zeros([], tl.int64)
-    for i in tl.static_range(len(DTYPES)):
-        at += (tile_at(addresses, rows, row, start, i, DTYPES[i]),)  # type: ignore[assignment]
-        bits |= at[i]
+    """Returns hyper, lr · η, sign and coefficients."""
     padded = rows + rows % 2
     hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_ROW)
     lr = number(hyper, LR, LR_ADDRESS, ON_DEVICE) * tl.load(floats + row)
     coefficients = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
-    return (at, bits % ALIGNMENT == 0, stop), (hyper, lr, tl.load(hyper + SIGN), coefficients)
+    return hyper, lr, tl.load(hyper + SIGN), coefficients
 
 
 @triton.jit
@@ -60,7 +50,7 @@ def new_values(
 ):  # fmt: skip
     """Returns the weight, the direction and the new states, as float32. The direction includes cautious decay.
 
-    `factors` are two: of the gradient, and of the decayed gradient. `coefficients` are those of the rule.
+    `factors` are two: of the gradient, and of the decayed gradient. `coefficients`: see `Rule.coefficients`.
     """
     w = load(at[PARAM], offs, stop, DTYPES[PARAM], FULL, EVICT)
     if DTYPES[MASTER] is not None:
@@ -89,8 +79,8 @@ def step_block(
 ):  # fmt: skip
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
-    In `numbers`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay. `factors` and
-    `coefficients` are those of `new_values`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
+    In `numbers`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
+    `coefficients`: see `new_values`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
     new first state. `key` is for stochastic rounding, or None; `start` is the position of the tile in the row.
     """
     rate, decay, factors, coefficients, rho, shrink, hyper, key, start = numbers
@@ -125,7 +115,7 @@ def step_and_add(
     at, offs, stop, numbers, sums,
     DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Steps a block, and adds it to Σw² of the new weights, see `visit`. `numbers` are those of `step_block`."""
+    """Steps a block, and adds it to Σw² of the new weights, see `visit`. `numbers`: see `step_block`."""
     w = step_block(at, offs, stop, numbers, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
     return (sums[0] + fold(w * w, FULL),)
 
@@ -150,9 +140,8 @@ def step_kernel(
     while item < item_count:
         row = tl.load(items + 2 * item)
         start = tl.load(items + 2 * item + 1).to(tl.int64) * BLOCK
-        tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, BLOCK)
-        at, aligned, stop = tile
-        hyper, rate, sign, coefficients = numbers
+        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK)
+        hyper, rate, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
         decay = rate * weight_decay_of(hyper, ON_DEVICE)
         # not `visit`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:
