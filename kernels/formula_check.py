@@ -111,9 +111,6 @@ def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) 
         name, parts = f"the name {node.id!r}, which is neither an argument nor a number", []
     elif isinstance(node, ast.Constant):
         right = isinstance(node.value, (int, float))
-    elif isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)):
-        right = not any(isinstance(each, ast.Compare) for each in (node.left, node.right))
-        name = "arithmetic with a comparison"
     elif isinstance(node, ast.Compare):
         right = len(node.ops) == 1
     elif isinstance(node, ast.Assign) and len(node.targets) > 1:

@@ -157,7 +157,12 @@ def new_values(
         s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
     elif scale is not None:
         sums, radius = statistics[index], None if radii is None else radii[index]
-        finalize = partial(finalize_row, scale, sums, row.scaled, shared.clip, lr, weight_decay, radius)
+
+        def finalize() -> tuple[Factor, Factor]:
+            """Returns s and ρ, and stores the statistics that follow from the sums."""
+            found = scale.finalize(sums, row.scaled, shared.clip, lr, weight_decay, radius)
+            return (sums[FACTOR], 1.0 if found is None else found) if row.scaled else (1.0, 1.0)
+
         weight = w if scale.target == "direction" else wide(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
         if scale.target != "direction":
@@ -178,14 +183,6 @@ def new_values(
         shrink = shared.shrink**row.power
         w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
     return times(w, rho), list(results)
-
-
-def finalize_row(
-    scale: Scale, sums: Tensor, scaled: bool, clip: Factor, lr: float, weight_decay: float, radius: Tensor | None
-) -> tuple[Factor, Factor]:
-    """Returns s and ρ of a row, and stores the statistics that follow from its sums."""
-    rho = scale.finalize(sums, scaled, clip, lr, weight_decay, radius)
-    return (sums[FACTOR], 1.0 if rho is None else rho) if scaled else (1.0, 1.0)
 
 
 def _store_row(

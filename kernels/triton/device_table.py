@@ -21,8 +21,6 @@ from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
 VERSION = attrgetter("_version")
-UNMEASURED = -1
-"""Version of a parameter whose Σw² was not measured yet."""
 SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
@@ -193,7 +191,8 @@ class DeviceTable:
 
     def remember_norms(self, workspace: Workspace) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters."""
-        workspace.measured = np.where(self._active_params, self._versions(), UNMEASURED)
+        # no parameter has a negative version
+        workspace.measured = np.where(self._active_params, self._versions(), -1)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""

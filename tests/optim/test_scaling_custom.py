@@ -331,7 +331,7 @@ REFUSED = {
     "two names": (own(with_two_names), "since it has an assignment to two names"),
     "places": (own(with_places), "since it has arguments other than one or more plain names"),
     "itself": (own(itself), "since it has a call of itself"),
-    "comparison": (own(with_a_comparison), "since it has arithmetic with a comparison"),
+    "comparison": (own(with_a_comparison), "arithmetic with an integer or a comparison: write 1.0 for 1"),
     "a stored comparison": (own(counted), "arithmetic with an integer or a comparison: write 1.0 for 1"),
     "a root": (own(root_of_a_comparison), "arithmetic with an integer or a comparison"),
     "a root of a number": (own(root_of_a_number), "since it has a call of 'root' with a number"),
