@@ -148,7 +148,10 @@ def new_values(
     rule, scale = shared.rule, shared.scale
     param, grad, master_weight, *stored = tensors
     lr, weight_decay = float(h.lr) * row.multiplier, float(h.decay)
-    w = shared.own(param) if master_weight is None else _exact_weight(param, master_weight)
+    w = shared.own(param)
+    if master_weight is not None:
+        # the exact weight of the elements that it still rounds to
+        w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
     states = [None if state is None else shared.own(state) for state in stored]
     g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.unscale)
     s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
@@ -212,11 +215,6 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
 
 def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:
     return torch.stack([each.sum(dtype=dtype) for each in terms])
-
-
-def _exact_weight(param: Tensor, master_weight: Tensor) -> Tensor:
-    """Returns the exact weight of the elements that it still rounds to, and the parameter elsewhere."""
-    return torch.where(master_weight.to(param.dtype) == param, master_weight, wide(param))
 
 
 def _by_formula(

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS, update_sq_sum
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
@@ -19,7 +19,7 @@ GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
 """Arguments of a formula that are summed only for this formula, and the first of its numbers."""
-rho_of, moved_sq_sum = compiled(step_arguments.rho_of), compiled(update_sq_sum)
+rho_of, update_sq_sum = compiled(step_arguments.rho_of), compiled(step_arguments.update_sq_sum)
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
 
@@ -136,7 +136,7 @@ def finalize_row(
         tl.store(factors + rows + row, rho.to(tl.float32))
         tl.store(statistics + STATISTICS * row + 5, direction_sq_sum)
         tl.store(statistics + STATISTICS * row + 6, dot)
-        tl.store(statistics + STATISTICS * row + 7, moved_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
+        tl.store(statistics + STATISTICS * row + 7, update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
 
 
 @triton.jit

@@ -14,8 +14,8 @@ Tuples have these orders:
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.formula import lerp
-from fused_lwlr.kernels.rules.base import cautious
+from fused_lwlr.kernels import formula
+from fused_lwlr.kernels.rules import base
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.numbers import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
@@ -23,7 +23,7 @@ from fused_lwlr.kernels.triton.tile import HYPER_ROW, TAIL, entry, fold, load, s
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
-cautious_decay, moved = compiled(cautious), compiled(lerp)
+cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def new_values(
         g = tl.where(weight_decay != 0, g + weight_decay * w, g)
     d, states = RULE(w, g * factors[1], states, present, coefficients, hyper)
     if DECAY == "cautious":
-        d = cautious_decay(d, w, weight_decay_of(hyper, ON_DEVICE))
+        d = cautious(d, w, weight_decay_of(hyper, ON_DEVICE))
     return w, d, states
 
 
@@ -93,7 +93,7 @@ def step_block(
     w = (w - rate * d) * rho
     store(at[MASTER], offs, stop, w, DTYPES[MASTER], FULL)
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, stop, moved(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
+        store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     position = offs
     if key is not None:
         position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
@@ -106,7 +106,7 @@ def step_block(
         store(at[i], offs, stop, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, stop, moved(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
+        store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     return w if FULL else tl.where(offs < stop, w, 0.0)
 
 
