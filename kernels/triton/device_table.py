@@ -1,7 +1,6 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -25,19 +24,6 @@ SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
 
-@dataclass
-class Workspace:
-    """The memory that an operation reuses in later launches.
-
-    Attributes:
-        measured: for each parameter, its version at the launch that stored Σw² of its rows in `tensors`, int64; None
-            before such a launch.
-    """
-
-    tensors: tuple[Tensor, ...]
-    measured: np.ndarray | None = None
-
-
 class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy before every launch.
 
@@ -59,7 +45,7 @@ class DeviceTable:
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         tiles: the number of tiles of all rows.
-        workspaces: the memory of each operation, by its arguments.
+        workspaces: the memory that an operation reuses in later launches, by its arguments.
         kernels: the kernels that were compiled for it, by their compile-time arguments.
     """
 
@@ -79,7 +65,9 @@ class DeviceTable:
             name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
-        self.workspaces: dict[Any, Workspace] = {}
+        self.workspaces: dict[Any, tuple[Tensor, ...]] = {}
+        self._measured: dict[Any, np.ndarray] = {}
+        """For a workspace with Σw² of rows, the version of each parameter at the launch that stored them, int64."""
         self.items: dict[Any, Tensor] = {}
         self.kernels: dict[Any, Any] = {}
         self._present: Any = None
@@ -116,10 +104,10 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, numbers: Numbers | None = None, measured: np.ndarray | None = None) -> None:
+    def refresh(self, table: Table, numbers: Numbers | None = None, place: Any = None) -> None:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it.
 
-        With `measured` of a workspace, the flags say for which rows Σw² in that workspace is still right.
+        The flags say for which rows Σw² in the workspace at `place` is still right.
         """
         self._accept_gradients(table)
         for name, index, scratch in self._copied:
@@ -131,8 +119,8 @@ class DeviceTable:
         capturing = table.capturable and is_capturing(self.buffer.device)
         self._flags[:] = self._own_flags
         # replays do not check version counters
-        if measured is not None and not capturing:
-            self._flags |= KNOWN.value * (self._versions() == measured)[self._tensor]
+        if place in self._measured and not capturing:
+            self._flags |= KNOWN.value * (self._versions() == self._measured[place])[self._tensor]
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -189,10 +177,10 @@ class DeviceTable:
             if name != "grad":
                 real(self._columns[name][index]).copy_(scratch)
 
-    def remember_norms(self, workspace: Workspace) -> None:
-        """Notes that a launch has stored Σw² of active rows for the present parameters."""
+    def remember_norms(self, place: Any) -> None:
+        """Notes that a launch has stored Σw² of active rows for the present parameters in a workspace."""
         # no parameter has a negative version
-        workspace.measured = np.where(self._active_params, self._versions(), -1)
+        self._measured[place] = np.where(self._active_params, self._versions(), -1)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -221,8 +209,8 @@ class DeviceTable:
         """Yields all memory that launches use, but for the columns."""
         yield self.buffer
         yield from self.items.values()
-        for workspace in self.workspaces.values():
-            yield from workspace.tensors
+        for tensors in self.workspaces.values():
+            yield from tensors
         for scratch in self._scratch.values():
             yield from scratch.values()
 

@@ -13,7 +13,7 @@ from triton import knobs
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import Workspace, device_table_of
+from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.tile import FOLD, NUMEL, THREADS, entry, fold, load, tile_of, visit
 from fused_lwlr.kernels.triton.work import tile_list
@@ -139,11 +139,11 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
             "tiles", tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
         )
     if "statistics" not in device_table.workspaces:
-        device_table.workspaces["statistics"] = Workspace((
+        device_table.workspaces["statistics"] = (
             torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows, dtype=torch.int32, device=device),
-        ))  # fmt: skip
-    partials, arrivals = device_table.workspaces["statistics"].tensors
+        )
+    partials, arrivals = device_table.workspaces["statistics"]
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
     arguments = (partials, arrivals, out, grad_scale)

@@ -25,7 +25,7 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
-from fused_lwlr.kernels.triton.device_table import DeviceTable, Workspace, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
@@ -106,12 +106,12 @@ def _queued(
     workspace = device_table.workspaces.get(place)
     if workspace is None:
         workspace = device_table.workspaces[place] = queue_workspace(device_table, *place)
-    device_table.refresh(table, numbers, workspace.measured)
+    device_table.refresh(table, numbers, place)
     job = target, programs, not write or formula is not None, write
     items = device_table.items.get(job)
     if items is None:
         items = device_table.add_items(job, queue_items(device_table, *job))
-    counters, partials, checksums, factors, statistics = workspace.tensors
+    counters, partials, checksums, factors, statistics = workspace
     arguments = (
         device_table.tiles, counters, partials, checksums, factors if known is None else known, statistics,
         gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, rounding_seed,
@@ -133,13 +133,13 @@ def _queued(
         if write:
             device_table.finish()
         if target not in (None, "direction"):
-            device_table.remember_norms(workspace)
+            device_table.remember_norms(place)
         return None if formula is None else statistics if retraction else statistics[:, : len(STEP_STATISTICS)]
 
     return take
 
 
-def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bool) -> Workspace:
+def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
     `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
@@ -150,13 +150,13 @@ def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bo
     statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
     statistics[:, FACTOR] = 1
-    return Workspace((
+    return (
         torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
         torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
         torch.ones((2 if retracts else 1) * rows, dtype=torch.float32, device=device),
         statistics,
-    ))  # fmt: skip
+    )
 
 
 def queue_items(
