@@ -15,7 +15,7 @@ from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
-from fused_lwlr.kernels.triton.tile import FOLD, NUMEL, THREADS, entry, fold, load, tile_of, visit
+from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, load, tile_of, visit
 from fused_lwlr.kernels.triton.work import tile_list
 
 COLUMNS = ("param", "grad")
@@ -33,15 +33,10 @@ def _add_block(
     w = load(at[0], offs, stop, DTYPES[0], FULL, "")
     g = load(at[1], offs, stop, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
-    largest = magnitude
-    if FULL and offs.shape[0] > THREADS:
-        largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // FOLD, FOLD]), axis=1)
-    elif offs.shape[0] > THREADS:
-        largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // THREADS, THREADS]), axis=0)
     return (
         sums[0] + fold(magnitude, FULL),
         sums[1] + fold(g * g, FULL),
-        tl.maximum(sums[2], largest),
+        tl.maximum(sums[2], fold(magnitude, FULL, True)),
         sums[3] + fold(w * w, FULL),
         # without a weight, 0 · g would be NaN where g is infinite, and take registers
         sums[4] if DTYPES[0] is None else sums[4] + fold(g * w, FULL),

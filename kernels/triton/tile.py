@@ -97,11 +97,14 @@ def store(address, offs, stop, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
 
 
 @triton.jit
-def fold(x, FULL: tl.constexpr):
-    """Sums of elements that one thread holds: of a full block FOLD neighbours, of others one sum for each thread."""
-    COLUMNS: tl.constexpr = FOLD if FULL else THREADS
-    cut = x if x.shape[0] <= THREADS else tl.reshape(x, [x.shape[0] // COLUMNS, COLUMNS])
-    return x if x.shape[0] <= THREADS else tl.sum(cut, axis=1 if FULL else 0)
+def fold(x, FULL: tl.constexpr, MAXIMUM: tl.constexpr = False):
+    """Sums or maxima of elements that one thread holds: of FOLD neighbours in a full block, of all in others."""
+    if x.shape[0] <= THREADS:
+        return x
+    else:
+        WIDTH: tl.constexpr = FOLD if FULL else THREADS
+        cut = tl.reshape(x, [x.shape[0] // WIDTH, WIDTH])
+        return tl.max(cut, axis=1 if FULL else 0) if MAXIMUM else tl.sum(cut, axis=1 if FULL else 0)
 
 
 @triton.jit
