@@ -111,9 +111,6 @@ def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) 
         name, parts = f"the name {node.id!r}, which is neither an argument nor a number", []
     elif isinstance(node, ast.Constant):
         right = isinstance(node.value, (int, float))
-    elif isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)):
-        right = not any(isinstance(each, ast.Compare) for each in (node.left, node.right))
-        name = "arithmetic with a comparison"
     elif isinstance(node, ast.Compare):
         right = len(node.ops) == 1
     elif isinstance(node, ast.Assign) and len(node.targets) > 1:
@@ -125,7 +122,10 @@ def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) 
         called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
         right = not node.keywords and isinstance(called, FunctionType)
         name, parts = f"a call of {ast.unparse(node.func)!r}", node.args
-        if right and called not in CALLS:
+        if right and called in (formula.single, formula.sqrt):
+            # Triton calls a method of the argument
+            right, name = _has_tensor(node, function, numbers), f"{name} with a number"
+        elif right and called not in CALLS:
             if called.__module__ == formula.__name__:
                 # for rules: their arguments have types that a scaling does not know
                 return name

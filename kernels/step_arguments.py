@@ -7,11 +7,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.formula import sqrt, where
+from fused_lwlr.kernels.formula import Value, minimum, sqrt, where
 from fused_lwlr.kernels.table import STATISTICS
 from fused_lwlr.kernels.tensors import joined
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
+INFINITE = math.inf
 
 STEP_STATISTICS = (*STATISTICS[:4], "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
@@ -19,8 +20,10 @@ STEP_STATISTICS = (*STATISTICS[:4], "scale")
 For a factor of the direction, Σw² is computed from the exact weights."""
 RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
 """Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
-FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
-"""Statistics that a formula may take as arguments, in addition to `direction_norm` and its own numbers."""
+FORMULA_STATISTICS = (
+    "norm", "weight_norm", "lr", "weight_decay", "grad_norm", "direction_norm", "grad_abs_sum", "dot",
+)  # fmt: skip
+"""Statistics that a formula may take as arguments, in addition to its own numbers."""
 OF_DIRECTION = ("direction_norm", "dot")
 """Statistics that a formula may take only if its target is the direction."""
 
@@ -172,13 +175,24 @@ def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor
     return totals
 
 
+def clip_of(sq_sum: Tensor, max_norm: Value) -> Tensor:
+    """Returns the factor of gradients by clipping: min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does."""
+    return where(max_norm < INFINITE, minimum(max_norm / (sqrt(sq_sum) + 1e-6), 1.0), 1.0)
+
+
+def shrink_of(weight_sq_sum: Tensor) -> Tensor:
+    """Returns 1 / Ŵ from Ŵ², and 1 if all weights are 0."""
+    moves = weight_sq_sum > 0
+    return where(moves, 1.0 / sqrt(where(moves, weight_sq_sum, 1.0)), 1.0)
+
+
 class Gate(NamedTuple):
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
         totals: sums over the rows of all tables, float64, in the order of the first four `STATISTICS`, with the
             largest Σw² in place of the sum if weights are rescaled. None if no option needs them.
-        max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
+        max_norm: for clipping, see `clip_of`.
         skip: whether one non-finite gradient element prevents all writes.
         grad_scale: float32 of one element, the loss scale: gradients are divided by it, in statistics and totals too.
         found_inf: float32 of one element: a value other than 0 prevents all writes.
@@ -193,6 +207,4 @@ class Gate(NamedTuple):
     @property
     def clip(self) -> float | Tensor:
         """The factor of gradients by clipping."""
-        if self.totals is None or self.max_norm == math.inf:
-            return 1.0
-        return (self.max_norm / (self.totals[SQ_SUM].sqrt() + 1e-6)).clamp(max=1.0)
+        return 1.0 if self.totals is None else clip_of(self.totals[SQ_SUM], self.max_norm)

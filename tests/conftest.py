@@ -43,12 +43,12 @@ LONG = ("runs", "papers", "distributed")
 LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
 
 
-def _load_library(name, code, flags, key, load, load_library=build.load_library):
+def _load_library(name, code, flags, key, load_library=build.load_library):
     """Processes that need the same kernel at the same time wait for the first of them, which compiles it."""
     LOCKS.mkdir(exist_ok=True)
     digest = hashlib.sha256(f"{name} {key} {flags}".encode()).hexdigest()
     with FileLock(LOCKS / digest[:2]):
-        return load_library(name, code, flags, key, load)
+        return load_library(name, code, flags, key)
 
 
 build.load_library = _load_library

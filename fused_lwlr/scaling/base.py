@@ -120,7 +120,7 @@ class Scaling:
         numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
         own = [each for each in numbers if each in arguments]
         for each in numbers:
-            if each in (*FORMULA_STATISTICS, *OF_DIRECTION):
+            if each in FORMULA_STATISTICS:
                 raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
         for each in arguments:
             if each in OF_DIRECTION and target != "direction":
@@ -128,10 +128,10 @@ class Scaling:
                     f"{name}.formula takes {each!r}, but with {rule.name} its factor acts on the {target}: "
                     "set targets = ('direction',)"
                 )
-            if each not in (*FORMULA_STATISTICS, *OF_DIRECTION, *own):
+            if each not in (*FORMULA_STATISTICS, *own):
                 raise ValueError(
                     f"{name}.formula takes {each!r}, but its arguments must be fields of the class or among "
-                    f"{', '.join((*FORMULA_STATISTICS, *OF_DIRECTION[:1]))}"
+                    f"{', '.join(FORMULA_STATISTICS)}"
                 )
         if not isinstance(self.bias_correction, bool):
             raise ValueError(

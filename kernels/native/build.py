@@ -83,7 +83,7 @@ def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...])
         constexprs={(i,): value for i, value in enumerate(meta) if types.get(kernel.arg_names[i]) is None},
     )
     key = f"{source.hash()} {WAIT} {_key()}"
-    library = load_library(source.name, lambda: write(parse(ttir(source)), WAIT), _flags(), key, ctypes.CDLL)
+    library = load_library(source.name, lambda: write(parse(ttir(source)), WAIT), _flags(), key)
     run: Callable[..., int] = library.run
     run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]  # type: ignore[attr-defined]
     return run

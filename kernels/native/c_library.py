@@ -8,13 +8,11 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
+from ctypes import CDLL
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from triton import knobs
-
-T = TypeVar("T")
 
 
 class CompileError(RuntimeError):
@@ -41,7 +39,7 @@ def compiler() -> tuple[list[str], str]:
     return command, version
 
 
-def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: str, load: Callable[[str], T]) -> T:
+def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: str) -> CDLL:
     """Loads a library from the cache, or compiles it and adds it to the cache.
 
     A library is compiled again if its file is damaged or other users can write to it. If the cache cannot be used, the
@@ -51,7 +49,6 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
         code: returns the C source.
         flags: options of the compiler.
         key: identifies the source among all sources with this name.
-        load: loads the library at a path. It must not need the file later.
 
     Raises:
         CompileError: no compiler is installed, or it failed.
@@ -60,7 +57,7 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
     command = [*command, "-shared", "-fPIC", *flags]
     digest = hashlib.sha256(repr((name, key, command, version)).encode()).hexdigest()
     try:
-        return load(_checked(f"{name}-{digest}.so"))
+        return CDLL(_checked(f"{name}-{digest}.so"))
     except OSError:
         pass
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +71,7 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
             data = library.read_bytes()
             _add(f"{name}-{digest}.c", source.read_bytes())
             _add(f"{name}-{digest}.so", data + hashlib.sha256(data).digest())
-            return load(_checked(f"{name}-{digest}.so"))
+            return CDLL(_checked(f"{name}-{digest}.so"))
         except OSError as error:
             warnings.warn(
                 f"compiled code cannot be kept, so that every process compiles it again: {error}. "
@@ -82,7 +79,7 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return load(str(library))
+            return CDLL(str(library))
 
 
 def cache_folder() -> Path:

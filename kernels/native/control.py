@@ -135,12 +135,8 @@ class Writer(Lanes):
             if value.type.shape and value not in self.forms and len(value.users) == 1:
                 here = [other for other, form in self.forms.items() if form == Array(name)]
                 readers = {op for other in here for op in other.users if not op.name.startswith("scf.")}
-                if readers <= _producers(value):
+                if readers <= {value.source}:
                     self.targets[value] = name
-
-
-def _producers(value: Value) -> set[Operation]:
-    return {value.source} if value.source is not None and not value.source.name.startswith("scf.") else set()
 
 
 def write(kernel: Block, most_wait: int) -> str:

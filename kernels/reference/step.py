@@ -23,6 +23,7 @@ from fused_lwlr.kernels.step_arguments import (
     Gate,
     Scale,
     ScaleTarget,
+    shrink_of,
 )
 from fused_lwlr.kernels.table import Row, Table
 from fused_lwlr.kernels.tensors import sum_dtype, wide
@@ -127,7 +128,7 @@ def read_gate(gate: Gate) -> tuple[Factor, Factor, Factor, Tensor | None]:
     shrink: Factor = 1.0
     skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
     if gate.totals is not None:
-        shrink = torch.where(gate.totals[WEIGHT_SQ_SUM] > 0, gate.totals[WEIGHT_SQ_SUM].rsqrt(), 1.0)
+        shrink = shrink_of(gate.totals[WEIGHT_SQ_SUM])
         skip += [gate.totals[NONFINITE] != 0] if gate.skip else []
     inverse = inverse_of(gate.grad_scale)
     return gate.clip, shrink, 1.0 if inverse is None else inverse, torch.stack(skip).any() if skip else None
@@ -147,7 +148,10 @@ def new_values(
     rule, scale = shared.rule, shared.scale
     param, grad, master_weight, *stored = tensors
     lr, weight_decay = float(h.lr) * row.multiplier, float(h.decay)
-    w = shared.own(param) if master_weight is None else _exact_weight(param, master_weight)
+    w = shared.own(param)
+    if master_weight is not None:
+        # the exact weight of the elements that it still rounds to
+        w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
     states = [None if state is None else shared.own(state) for state in stored]
     g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.unscale)
     s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
@@ -156,7 +160,12 @@ def new_values(
         s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
     elif scale is not None:
         sums, radius = statistics[index], None if radii is None else radii[index]
-        finalize = partial(finalize_row, scale, sums, row.scaled, shared.clip, lr, weight_decay, radius)
+
+        def finalize() -> tuple[Factor, Factor]:
+            """Returns s and ρ, and stores the statistics that follow from the sums."""
+            found = scale.finalize(sums, row.scaled, shared.clip, lr, weight_decay, radius)
+            return (sums[FACTOR], 1.0 if found is None else found) if row.scaled else (1.0, 1.0)
+
         weight = w if scale.target == "direction" else wide(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
         if scale.target != "direction":
@@ -177,14 +186,6 @@ def new_values(
         shrink = shared.shrink**row.power
         w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
     return times(w, rho), list(results)
-
-
-def finalize_row(
-    scale: Scale, sums: Tensor, scaled: bool, clip: Factor, lr: float, weight_decay: float, radius: Tensor | None
-) -> tuple[Factor, Factor]:
-    """Returns s and ρ of a row, and stores the statistics that follow from its sums."""
-    rho = scale.finalize(sums, scaled, clip, lr, weight_decay, radius)
-    return (sums[FACTOR], 1.0 if rho is None else rho) if scaled else (1.0, 1.0)
 
 
 def _store_row(
@@ -214,11 +215,6 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
 
 def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:
     return torch.stack([each.sum(dtype=dtype) for each in terms])
-
-
-def _exact_weight(param: Tensor, master_weight: Tensor) -> Tensor:
-    """Returns the exact weight of the elements that it still rounds to, and the parameter elsewhere."""
-    return torch.where(master_weight.to(param.dtype) == param, master_weight, wide(param))
 
 
 def _by_formula(

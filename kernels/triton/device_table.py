@@ -1,7 +1,6 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -13,31 +12,16 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
-from fused_lwlr.kernels.triton.layout import KNOWN, SCALED, Layout
+from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
 from fused_lwlr.kernels.triton.numbers import Numbers
-from fused_lwlr.kernels.triton.tile import dtype_of
+from fused_lwlr.kernels.triton.tile import KNOWN, POWER, SCALED, dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
 VERSION = attrgetter("_version")
-UNMEASURED = -1
-"""Version of a parameter whose Σw² was not measured yet."""
 SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
-
-
-@dataclass
-class Workspace:
-    """The memory that an operation reuses in later launches.
-
-    Attributes:
-        measured: for each parameter, its version at the launch that stored Σw² of its rows in `tensors`, int64; None
-            before such a launch.
-    """
-
-    tensors: tuple[Tensor, ...]
-    measured: np.ndarray | None = None
 
 
 class DeviceTable:
@@ -46,7 +30,7 @@ class DeviceTable:
     For R rows and C columns it holds multipliers and two coefficients [3, R padded to be even], hyper rows [H, K],
     float32, padded to 16 bytes; then numel [R] · hyper row [R] · first tile [R] · flags [R] · addresses of step counts
     and radii [2, R] · addresses of columns [C, R], all int64. The address of an absent tensor is 0. Tiles of `tile`
-    elements are numbered over all rows; flags are bits, see layout.py.
+    elements are numbered over all rows; flags are bits, see tile.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
@@ -61,20 +45,29 @@ class DeviceTable:
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         tiles: the number of tiles of all rows.
-        workspaces: the memory of each operation, by its arguments.
+        workspaces: the memory that an operation reuses in later launches, by its arguments.
         kernels: the kernels that were compiled for it, by their compile-time arguments.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
-        self._layout = layout = Layout(table)
-        self._columns = table.columns
+        self._columns, self._strides = table.columns, strides_of(table)
+        self._tensor, self._number_in_tensor = table.tensor_of_row, table.number_in_tensor
+        self._first, self.numel = extents_of(table)
+        self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
-        self.hyper_shape = hyper_shape
-        self.rows, self.numel = len(layout.tensor), layout.numel
+        self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
+        power = np.array([row.power for row in table.rows])
+        self._rescaled, self.rescales = power != 0, bool(power.any())
+        self._flags_of_row = SCALED.value * np.array([row.scaled for row in table.rows]) | power << POWER.value
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
-        self.rescales = bool(layout.rescaled.any())
-        self.workspaces: dict[Any, Workspace] = {}
+        self.itemsizes = {
+            name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
+            for name, dtype in self.dtypes.items()
+        }
+        self.workspaces: dict[Any, tuple[Tensor, ...]] = {}
+        self._measured: dict[Any, np.ndarray] = {}
+        """For a workspace with Σw² of rows, the version of each parameter at the launch that stored them, int64."""
         self.items: dict[Any, Tensor] = {}
         self.kernels: dict[Any, Any] = {}
         self._present: Any = None
@@ -94,31 +87,27 @@ class DeviceTable:
         first[:] = np.cumsum(counts) - counts
         self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:integers].view(np.float32)
-        staged_floats[: self.rows] = layout.multiplier
+        staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
         # as integers, since some numbers are halves of addresses
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
-        self.itemsizes = {
-            name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
-            for name, dtype in self.dtypes.items()
-        }
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the scratch tensors that replace tensors with other strides."""
         self._copied: list[tuple[str, int, Tensor]] = []
         """The scratch tensors that have an active row, each with its column and number."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
-            self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
+            self._scratch[name] = {} if name in SINGLE else scratch_of(table.columns[name], self._strides)
             self._point(name, addresses_of(table.columns[name]))
         # the addresses in case every parameter has a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, numbers: Numbers | None = None, measured: np.ndarray | None = None) -> None:
+    def refresh(self, table: Table, numbers: Numbers | None = None, place: Any = None) -> None:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it.
 
-        With `measured` of a workspace, the flags say for which rows Σw² in that workspace is still right.
+        The flags say for which rows Σw² in the workspace at `place` is still right.
         """
         self._accept_gradients(table)
         for name, index, scratch in self._copied:
@@ -130,8 +119,8 @@ class DeviceTable:
         capturing = table.capturable and is_capturing(self.buffer.device)
         self._flags[:] = self._own_flags
         # replays do not check version counters
-        if measured is not None and not capturing:
-            self._flags |= KNOWN.value * (self._versions() == measured)[self._layout.tensor]
+        if place in self._measured and not capturing:
+            self._flags |= KNOWN.value * (self._versions() == self._measured[place])[self._tensor]
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -144,7 +133,7 @@ class DeviceTable:
             self._activate(np.frombuffer(table.present, dtype=bool))
         if reshaped:
             # also for absent gradients
-            self._scratch["grad"] = self._layout.scratch_of(table.examples(table.columns["grad"]))
+            self._scratch["grad"] = scratch_of(table.examples(table.columns["grad"]), self._strides)
         if others or reshaped:
             self._copied = [
                 (name, index, scratch)
@@ -160,27 +149,25 @@ class DeviceTable:
         for i, tensor in self._scratch[name].items():
             if found[i]:
                 found[i] = tensor.data_ptr()
-        layout = self._layout
-        if name == "radius" or not layout.one_to_one:
-            found = found[layout.tensor]
-            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self.itemsizes[name]
+        if name == "radius" or not self._one_to_one:
+            found = found[self._tensor]
+            offsets = 4 * self._number_in_tensor if name == "radius" else self._first * self.itemsizes[name]
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and drops the lists for other rows."""
-        layout = self._layout
-        stepped = present[layout.tensor]
-        self.active = stepped | layout.rescaled
+        stepped = present[self._tensor]
+        self.active = stepped | self._rescaled
         self._active_params = present
         if self.rescales:
             self._active_params = present.copy()
-            self._active_params[layout.tensor[layout.rescaled]] = True
+            self._active_params[self._tensor[self._rescaled]] = True
         self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
         # a row that is only rescaled has no factor
-        self._own_flags = np.where(stepped, layout.flags, layout.flags & ~SCALED.value)
+        self._own_flags = np.where(stepped, self._flags_of_row, self._flags_of_row & ~SCALED.value)
         self.items.clear()
 
     def finish(self) -> None:
@@ -190,9 +177,10 @@ class DeviceTable:
             if name != "grad":
                 real(self._columns[name][index]).copy_(scratch)
 
-    def remember_norms(self, workspace: Workspace) -> None:
-        """Notes that a launch has stored Σw² of active rows for the present parameters."""
-        workspace.measured = np.where(self._active_params, self._versions(), UNMEASURED)
+    def remember_norms(self, place: Any) -> None:
+        """Notes that a launch has stored Σw² of active rows for the present parameters in a workspace."""
+        # no parameter has a negative version
+        self._measured[place] = np.where(self._active_params, self._versions(), -1)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -221,8 +209,8 @@ class DeviceTable:
         """Yields all memory that launches use, but for the columns."""
         yield self.buffer
         yield from self.items.values()
-        for workspace in self.workspaces.values():
-            yield from workspace.tensors
+        for tensors in self.workspaces.values():
+            yield from tensors
         for scratch in self._scratch.values():
             yield from scratch.values()
 

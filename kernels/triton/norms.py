@@ -4,13 +4,12 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS, update_sq_sum
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import reduce_slots
-from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, entry, fold, load
+from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load
 from fused_lwlr.kernels.triton.update import GRAD, PARAM, new_values
 
 STATISTICS = tl.constexpr(len(RETRACTION_STATISTICS))
@@ -20,7 +19,7 @@ GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
 """Arguments of a formula that are summed only for this formula, and the first of its numbers."""
-rho_of, moved_sq_sum = compiled(step_arguments.rho_of), compiled(update_sq_sum)
+rho_of, update_sq_sum = compiled(step_arguments.rho_of), compiled(step_arguments.update_sq_sum)
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
 
@@ -39,33 +38,28 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 
 @triton.jit
 def add_norms(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    numbers,  # (1 / grad_scale, factor of the gradient, coefficients, hyper)
-    sums,  # accumulators of Σ|g|, Σg², non-finite g and Σd²; with a direction also of ⟨w, d⟩ and Σw²
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,  # None if there is no direction
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Adds one block to accumulators, and returns them in the same order."""
+    at, offs, stop, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Adds a block to Σ|g|, Σg², non-finite g and Σd², see `visit`; with a direction also to ⟨w, d⟩ and Σw².
+
+    `numbers` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
+    """
     unscale, factor, coefficients, hyper = numbers
     abs_sum, sq_sum, nonfinite, direction_sum = sums[0], sums[1], sums[2], sums[3]
     if RULE is not None:
         # first, so that all columns are loaded before one is used
         w, d, _ = new_values(
-            at, offs, numel, (factor, 1.0), coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_last"
+            at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_last"
         )  # fmt: skip
         if DECAY == "decoupled":
             d += weight_decay_of(hyper, ON_DEVICE) * w
         if not FULL:
-            d = tl.where(offs < numel, d, 0.0)
+            d = tl.where(offs < stop, d, 0.0)
         direction_sum += fold(d * d, FULL)
         dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
-    g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, "evict_last")
+    g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, "evict_last")
     # The order of product and absolute value affects the machine code. Without a product first, compilers take the
     # absolute value in half precision, and then wait for each load; with a direction, a product first delays loads.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
@@ -81,44 +75,24 @@ def add_norms(
 
 @triton.jit
 def add_weights(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    numbers,  # unused
-    sums,  # an accumulator of Σw²
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Adds one block to the accumulator, and returns it."""
-    w = load(at[PARAM], offs, numel, DTYPES[PARAM], FULL, "evict_last")
+    at, offs, stop, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Adds a block to Σw², see `visit`."""
+    w = load(at[PARAM], offs, stop, DTYPES[PARAM], FULL, "evict_last")
     return (sums[0] + fold(w * w, FULL),)
 
 
 @triton.jit
 def finalize_row(
-    row,  # index of the row
-    first,  # its first slot of partial sums
-    count,  # its number of slots
-    addresses,
-    lr,  # with the multiplier
-    clip,  # factor of the gradient by clipping
-    hyper,
-    partials,  # float32 [5 or 6, tiles]: see ABS_SUM
-    tiles,  # number of tiles of all rows
-    factors,  # float32 [1 or 2, rows]: s and ρ
-    rows,  # number of rows
-    statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
-    FORMULA: tl.constexpr,
-    ARGUMENTS: tl.constexpr,  # see `arguments_of`
-    TARGET: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    SLOTS: tl.constexpr,  # slots that are read at a time
-    RETRACTION: tl.constexpr,  # outward, inward and fixed of a `Retraction`, or None
-):
-    """Stores the factors of a row, and the statistics that they come from."""
+    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
+    FORMULA: tl.constexpr, ARGUMENTS: tl.constexpr, TARGET: tl.constexpr, ON_DEVICE: tl.constexpr,
+    SLOTS: tl.constexpr, RETRACTION: tl.constexpr,
+):  # fmt: skip
+    """Stores the factors of a row, and the statistics that they come from.
+
+    The row has `count` slots of partial sums from `first` on. Other arguments: see `queue_kernel`.
+    """
     sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
     weight_sq_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
     grad_norm = tl.sqrt(sq_sum) * clip
@@ -132,7 +106,8 @@ def finalize_row(
             address = entry(addresses, rows, row, RADIUS)
             radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
             weight_norm = radius.to(tl.float64)
-    known = (norm, weight_norm, lr.to(tl.float64), weight_decay_of(hyper, ON_DEVICE).to(tl.float64), grad_norm)
+    # in the order of `FORMULA_STATISTICS`; a formula that takes `direction_norm` has this target
+    known = (norm, weight_norm, lr.to(tl.float64), weight_decay_of(hyper, ON_DEVICE).to(tl.float64), grad_norm, norm)
     arguments = ()
     for i in tl.static_range(len(ARGUMENTS)):
         if ARGUMENTS[i] >= FIRST_NUMBER:
@@ -161,19 +136,11 @@ def finalize_row(
         tl.store(factors + rows + row, rho.to(tl.float32))
         tl.store(statistics + STATISTICS * row + 5, direction_sq_sum)
         tl.store(statistics + STATISTICS * row + 6, dot)
-        tl.store(statistics + STATISTICS * row + 7, moved_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
+        tl.store(statistics + STATISTICS * row + 7, update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
 
 
 @triton.jit
-def finalize_statistics(
-    row,
-    first,  # its first slot of partial sums
-    count,  # its number of slots
-    partials,
-    tiles,
-    statistics,
-    SLOTS: tl.constexpr,
-):
+def finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS: tl.constexpr):
     """Stores the other statistics of a row: Σ|g| and the count of non-finite g."""
     tl.store(statistics + STATISTICS * row, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
     tl.store(statistics + STATISTICS * row + 2, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))

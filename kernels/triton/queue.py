@@ -13,7 +13,7 @@ import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.triton.formula import _power as power
-from fused_lwlr.kernels.triton.layout import KNOWN, POWER
+from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.norms import (
     DOT_SUM,
     WEIGHT_SUM,
@@ -25,53 +25,36 @@ from fused_lwlr.kernels.triton.norms import (
 )
 from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import key_of
-from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, NUMEL, STEP_COUNT, entry, visit
+from fused_lwlr.kernels.triton.statistics import inverse_of
+from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, POWER, STEP_COUNT, entry, tile_of, visit
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
+clip_of, shrink_of = compiled(step_arguments.clip_of), compiled(step_arguments.shrink_of)
 SQ_SUM, NONFINITE, WEIGHT_SQ_SUM = (
     tl.constexpr(i) for i in (step_arguments.SQ_SUM, step_arguments.NONFINITE, step_arguments.WEIGHT_SQ_SUM)
 )
 
 
 @triton.jit
-def read_gate(
-    totals,  # float64 [6], see `Gate`; or None
-    max_norm,
-    grad_scale,  # float32, or None
-    found_inf,  # float32, or None
-    SKIP: tl.constexpr,  # whether one non-finite element skips the step
-    RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
-):
-    """Returns clip factor, 1 / Ŵ, whether the step is skipped, and 1 / grad_scale."""
-    clip, shrink, skipped, unscale = 1.0, 1.0, False, 1.0
+def read_gate(totals, max_norm, found_inf, SKIP: tl.constexpr, RESCALE: tl.constexpr):
+    """Returns the clip factor, 1 / Ŵ, and whether the step is skipped."""
+    clip, shrink, skipped = 1.0, 1.0, False
     if totals is not None:
-        # as torch.nn.utils.clip_grad_norm_, which passes NaN on
-        clip = (max_norm / (tl.sqrt(tl.load(totals + SQ_SUM)) + 1e-6)).to(tl.float32)
-        clip = tl.where((clip > 1) | (max_norm == float("inf")), 1.0, clip)
+        clip = clip_of(tl.load(totals + SQ_SUM), max_norm).to(tl.float32)
     if RESCALE:
-        largest = tl.load(totals + WEIGHT_SQ_SUM)
-        shrink = tl.where(largest > 0, 1 / tl.sqrt(tl.where(largest > 0, largest, 1.0)), 1.0).to(tl.float32)
+        shrink = shrink_of(tl.load(totals + WEIGHT_SQ_SUM)).to(tl.float32)
     if SKIP:
         skipped = tl.load(totals + NONFINITE) != 0
     if found_inf is not None:
         overflowed = tl.load(found_inf) != 0
         skipped = (skipped | overflowed) if SKIP else overflowed
-    if grad_scale is not None:
-        unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
-    return clip, shrink, skipped, unscale
+    return clip, shrink, skipped
 
 
 @triton.jit
 def factors_of(
-    row,
-    rows,
-    ready,  # int32 [rows]: whether the factors of a row are stored
-    factors,
-    clip,
-    FORMULA: tl.constexpr,
-    TARGET: tl.constexpr,
-    RETRACTS: tl.constexpr,
-):
+    row, rows, ready, factors, clip, FORMULA: tl.constexpr, TARGET: tl.constexpr, RETRACTS: tl.constexpr
+):  # fmt: skip
     """Returns the factors of gradient, decayed gradient and direction, and ρ of a row, once the row is ready."""
     factor, scale, ratio, rho = clip, 1.0, 1.0, 1.0
     if FORMULA is not None:
@@ -91,14 +74,7 @@ def factors_of(
 
 
 @triton.jit
-def leave(
-    counters,
-    rows,
-    addresses,
-    skipped,
-    STEP: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
+def leave(counters, rows, addresses, skipped, STEP: tl.constexpr, SLOTS: tl.constexpr):
     """Counts the step and resets the counters; the last program does this."""
     begin = 0
     while begin < rows:
@@ -158,7 +134,8 @@ def queue_kernel(
 ):
     """One step of a rule, a tile an item."""
     ready = counters + 2 + rows
-    clip, shrink, skipped, unscale = read_gate(totals, max_norm, grad_scale, found_inf, SKIP, RESCALE)
+    clip, shrink, skipped = read_gate(totals, max_norm, found_inf, SKIP, RESCALE)
+    unscale = inverse_of(grad_scale)
     TILE: tl.constexpr = BLOCK * PASSES
     DIRECTION: tl.constexpr = TARGET == "direction"
     weight_partials = partials + WEIGHT_SUM * tiles
@@ -168,9 +145,8 @@ def queue_kernel(
         code = tl.load(items + 2 * ticket + 1)
         slot = code >> 1
         start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
-        tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, TILE)
-        at, aligned, stop = tile
-        hyper, lr, sign, coefficients = numbers
+        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, TILE)
+        hyper, lr, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
         steps = tl.zeros([], tl.float32)
         if STEP is not None:
             step_at = entry(addresses, rows, row, STEP_COUNT)

@@ -13,9 +13,9 @@ from triton import knobs
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import Workspace, device_table_of
+from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
+from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, load, tile_of, visit
 from fused_lwlr.kernels.triton.work import tile_list
 
 COLUMNS = ("param", "grad")
@@ -26,36 +26,32 @@ PLACES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 @triton.jit
 def _add_block(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    numbers,  # (1 / grad_scale,)
-    sums,  # see ACCUMULATORS
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Adds one block to the accumulators, and returns them."""
-    w = load(at[0], offs, numel, DTYPES[0], FULL, "")
-    g = load(at[1], offs, numel, DTYPES[1], FULL, "") * numbers[0]
+    at, offs, stop, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Adds a block to ACCUMULATORS, see `visit`. `numbers` is (1 / grad_scale,)."""
+    w = load(at[0], offs, stop, DTYPES[0], FULL, "")
+    g = load(at[1], offs, stop, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
-    largest = magnitude
-    if FULL and offs.shape[0] > THREADS:
-        largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // FOLD, FOLD]), axis=1)
-    elif offs.shape[0] > THREADS:
-        largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // THREADS, THREADS]), axis=0)
     return (
         sums[0] + fold(magnitude, FULL),
         sums[1] + fold(g * g, FULL),
-        tl.maximum(sums[2], largest),
+        tl.maximum(sums[2], fold(magnitude, FULL, True)),
         sums[3] + fold(w * w, FULL),
         # without a weight, 0 · g would be NaN where g is infinite, and take registers
         sums[4] if DTYPES[0] is None else sums[4] + fold(g * w, FULL),
         # false for NaN as well as for infinity
         sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
+
+
+@triton.jit
+def inverse_of(grad_scale):
+    """Returns 1 / grad_scale, rounded once; 1 without a loss scale."""
+    if grad_scale is None:
+        return 1.0
+    else:
+        return (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -96,28 +92,20 @@ def statistics_kernel(
     SLOTS: tl.constexpr,  # partial sums that are read at a time
 ):
     """Statistics of every row."""
-    unscale = 1.0
-    if grad_scale is not None:
-        unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
+    unscale = inverse_of(grad_scale)
     tile = tl.program_id(0)
     while tile < item_count:
         row = tl.load(items + 2 * tile)
         index = tl.load(items + 2 * tile + 1)
-        numel = entry(addresses, rows, row, NUMEL)
         start = index.to(tl.int64) * (BLOCK * PASSES)
-        # within a tile 32 bits are enough
-        stop = tl.minimum(numel - start, BLOCK * PASSES).to(tl.int32)
-        at = (
-            tile_at(addresses, rows, row, start, 0, DTYPES[0]),
-            tile_at(addresses, rows, row, start, 1, DTYPES[1]),
-        )
+        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK * PASSES)
         sums = visit(
-            _add_block, at, (at[0] | at[1]) % ALIGNMENT == 0, stop, (unscale,), 6, DTYPES, None, None, False,
+            _add_block, at, aligned, stop, (unscale,), 6, DTYPES, None, None, False,
             BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
         )  # fmt: skip
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])
-        count = tl.cdiv(numel, BLOCK * PASSES).to(tl.int32)
+        count = tl.cdiv(entry(addresses, rows, row, NUMEL), BLOCK * PASSES).to(tl.int32)
         # values stored by other threads of this program also come before the arrival
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
@@ -146,11 +134,11 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
             "tiles", tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
         )
     if "statistics" not in device_table.workspaces:
-        device_table.workspaces["statistics"] = Workspace((
+        device_table.workspaces["statistics"] = (
             torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows, dtype=torch.int32, device=device),
-        ))  # fmt: skip
-    partials, arrivals = device_table.workspaces["statistics"].tensors
+        )
+    partials, arrivals = device_table.workspaces["statistics"]
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
     arguments = (partials, arrivals, out, grad_scale)

@@ -9,10 +9,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
-from triton.compiler.errors import CompilationError
 
 from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
-from fused_lwlr.kernels.native import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.step_arguments import (
     FACTOR,
@@ -27,12 +25,10 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
-from fused_lwlr.kernels.triton.device_table import DeviceTable, Workspace, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
-
-RHO_IS_KNOWN = Retraction(fixed=False)
 
 
 def step(*args: Any, **options: Any) -> Tensor | None:
@@ -69,7 +65,7 @@ def prepare(
         kernel = device_table.kernels[key] = Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, on_device=numbers.on_device),
+            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, numbers),
         )  # fmt: skip
 
     def take() -> None:
@@ -101,35 +97,35 @@ def _queued(
     if isinstance(scale, Factors):
         known = scale.values.contiguous()
         if scale.rho is not None:
-            known, retraction = torch.stack((scale.values, scale.rho)), RHO_IS_KNOWN
+            # its numbers are not used, since ρ is known
+            known, retraction = torch.stack((scale.values, scale.rho)), Retraction()
     target = None if scale is None else scale.target
-    device, states = device_table.buffer.device, len(rule.states)
-    rescale = gate.totals is not None and device_table.rescales
-    programs, most = residents(device, least_resident("queue", states), PER_PROCESSOR)
+    least = least_resident("queue", len(rule.states))
+    programs, most = residents(device_table.buffer.device, least, PER_PROCESSOR)
     place = target, retraction is not None
     workspace = device_table.workspaces.get(place)
     if workspace is None:
         workspace = device_table.workspaces[place] = queue_workspace(device_table, *place)
-    device_table.refresh(table, numbers, workspace.measured)
+    device_table.refresh(table, numbers, place)
     job = target, programs, not write or formula is not None, write
     items = device_table.items.get(job)
     if items is None:
         items = device_table.add_items(job, queue_items(device_table, *job))
+    counters, partials, checksums, factors, statistics = workspace
     arguments = (
-        device_table.tiles, *workspace.tensors[:3], workspace.tensors[3] if known is None else known,
-        workspace.tensors[4], gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, rounding_seed,
+        device_table.tiles, counters, partials, checksums, factors if known is None else known, statistics,
+        gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
-    key = (
-        rule, numbers.on_device, write, rescale, gate.skip, target, retraction,
-        formula and (formula.formula, *formula.numbers), *map(type, arguments),
-    )  # fmt: skip
+    own = formula and (formula.formula, *formula.numbers)
+    key = (rule, numbers.on_device, write, gate.skip, target, retraction, own, *map(type, arguments))
     kernel = device_table.kernels.get(key)
     if kernel is None:
-        kernel = device_table.kernels[key] = _queue_kernel(
-            device_table, items, arguments, formula, registers=most_registers(least_resident("queue", states)),
-            **_common(device_table, rule, on_device=numbers.on_device), TARGET=target,
+        kernel = device_table.kernels[key] = Kernel(
+            queue.queue_kernel, device_table, items, arguments, registers=most_registers(least),
+            **_common(device_table, rule, numbers), **_of_queue(device_table, formula), TARGET=target,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
-            RESCALE=rescale and write, WRITE=write, RETRACTION=retraction and tuple(retraction),
+            RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write,
+            RETRACTION=retraction and tuple(retraction),
         )  # fmt: skip
 
     def take() -> Tensor | None:
@@ -137,14 +133,13 @@ def _queued(
         if write:
             device_table.finish()
         if target not in (None, "direction"):
-            device_table.remember_norms(workspace)
-        found = workspace.tensors[-1]
-        return None if formula is None else found if retraction else found[:, : len(STEP_STATISTICS)]
+            device_table.remember_norms(place)
+        return None if formula is None else statistics if retraction else statistics[:, : len(STEP_STATISTICS)]
 
     return take
 
 
-def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bool) -> Workspace:
+def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
     `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
@@ -155,13 +150,13 @@ def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bo
     statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
     statistics[:, FACTOR] = 1
-    return Workspace((
+    return (
         torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
         torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
         torch.ones((2 if retracts else 1) * rows, dtype=torch.float32, device=device),
         statistics,
-    ))  # fmt: skip
+    )
 
 
 def queue_items(
@@ -182,37 +177,6 @@ def queue_items(
     return work.item_list(active, table.numel, sizes.queue_tile)
 
 
-def _queue_kernel(
-    device_table: DeviceTable, items: Tensor, arguments: Sequence[Any], formula: Scale | None, **meta: Any
-) -> Kernel:
-    """Returns the queue kernel with its compile-time arguments.
-
-    Raises:
-        ValueError: the formula cannot be compiled.
-    """
-    sizes = sizes_of(device_table.buffer.device)
-    own: dict[str, Any] = {"FORMULA": None, "ARGUMENTS": ()}
-    try:
-        if formula is not None:
-            own = {"FORMULA": compiled(formula.formula), "ARGUMENTS": arguments_of(formula, meta["WIDTH"])}
-        return Kernel(
-            queue.queue_kernel, device_table, items, arguments, **meta, **own, STEP=device_table.dtypes["step"],
-            BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
-        )  # fmt: skip
-    except (CompilationError, UnsupportedError) as error:
-        if formula is None:
-            raise
-        name = formula.formula.__qualname__
-        raise ValueError(f"a step with {name} cannot be compiled: {reason_of(error)}") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """Returns the innermost message of an error of the compiler, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(getattr(error, "error_message", None) or error).split())
-
-
 def arguments_of(scale: Scale, width: int) -> tuple[int, ...]:
     """Returns the place of each argument of a formula.
 
@@ -220,17 +184,28 @@ def arguments_of(scale: Scale, width: int) -> tuple[int, ...]:
     width, which ends with these numbers.
     """
     first = len(FORMULA_STATISTICS) + width - len(scale.numbers)
-    places = {name: i for i, name in enumerate(FORMULA_STATISTICS)} | {"direction_norm": 0}
+    places = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
     places |= {name: first + i for i, name in enumerate(scale.numbers)}
     return tuple(places[name] for name in scale.arguments)
 
 
-def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
+def _common(device_table: DeviceTable, rule: Rule, numbers: Numbers) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
     dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
     return {
-        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": on_device,
+        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": numbers.on_device,
         "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
+    }  # fmt: skip
+
+
+def _of_queue(device_table: DeviceTable, formula: Scale | None) -> dict[str, Any]:
+    """Returns the compile-time arguments of the queue that a scale and the device decide."""
+    sizes = sizes_of(device_table.buffer.device)
+    return {
+        "FORMULA": formula and compiled(formula.formula),
+        "ARGUMENTS": formula and arguments_of(formula, device_table.hyper_shape[1]),
+        "STEP": device_table.dtypes["step"], "BLOCK": sizes.block, "PASSES": sizes.queue_passes,
+        "AT_ONCE": sizes.at_once, "SLOTS": sizes.queue_slots,
     }  # fmt: skip
 
 

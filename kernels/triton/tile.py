@@ -17,6 +17,8 @@ TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
 NUMEL, HYPER_ROW, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
 """Entries of a row in `addresses`, see `DeviceTable`; its columns follow from COLUMNS on."""
+SCALED, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
+"""The entry FLAGS: masks for `Row.scaled` and a known Σw², and the shift of p of Ŵᵖ."""
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -34,70 +36,75 @@ def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
 
 
 @triton.jit
-def tile_at(
-    addresses,
+def tile_of(
+    addresses,  # see `DeviceTable`
     rows,  # number of rows
     row,  # index of the row
     start,  # first element of the tile in the row
-    INDEX: tl.constexpr,  # number of the column
-    DTYPE: tl.constexpr,  # dtype of the column, None if no row has it
+    DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
+    TILE: tl.constexpr,  # elements of a full tile
 ):
-    """Returns the address of a tile in a column, 0 if the tensor is absent."""
-    if DTYPE is None:
-        return tl.zeros([], tl.int64)
+    """Returns the addresses of a tile in each column, 0 if absent; whether all are aligned; and its elements."""
+    # within a tile 32 bits are enough
+    stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
+    at = ()
+    bits = tl.zeros([], tl.int64)
+    for i in tl.static_range(len(DTYPES)):
+        address = tl.zeros([], tl.int64)
+        if DTYPES[i] is not None:
+            address = entry(addresses, rows, row, COLUMNS + i)
+            address = tl.where(address != 0, address + start * (DTYPES[i].primitive_bitwidth // 8), 0)
+        at += (address,)  # type: ignore[assignment]
+        bits |= address
+    return at, bits % ALIGNMENT == 0, stop
+
+
+@triton.jit
+def place_of(address, offs, stop, DTYPE: tl.constexpr, FULL: tl.constexpr):
+    """Returns the pointer to a tile in a column, and the mask of a block, see `load`."""
+    pointer = address.to(tl.pointer_type(DTYPE))
+    mask = tl.broadcast_to(address, offs.shape) != 0
+    if FULL:
+        pointer = tl.multiple_of(pointer, ALIGNMENT)
     else:
-        address = entry(addresses, rows, row, COLUMNS + INDEX)
-        return tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
+        mask = mask & (offs < stop)
+    return pointer, mask
 
 
 @triton.jit
 def load(
     address,  # address of a tile, 0 if the tensor is absent
     offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
+    stop,  # elements of the tile
     DTYPE: tl.constexpr,  # None if the whole column is absent
-    FULL: tl.constexpr,  # promises an aligned address, and offsets below numel: allows 128-bit accesses
+    FULL: tl.constexpr,  # promises an aligned address, and offsets below `stop`: allows 128-bit accesses
     EVICT: tl.constexpr,  # tells the cache whether this will be read again
 ):
     """Returns the elements of a block as float32; zeros if the tensor is absent."""
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
     else:
-        pointer = address.to(tl.pointer_type(DTYPE))
-        mask = tl.broadcast_to(address, offs.shape) != 0
-        if FULL:
-            pointer = tl.multiple_of(pointer, ALIGNMENT)
-        else:
-            mask = mask & (offs < numel)
+        pointer, mask = place_of(address, offs, stop, DTYPE, FULL)
         return tl.load(pointer + offs, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
 @triton.jit
-def store(
-    address,  # as in `load`
-    offs,
-    numel,
-    value,  # elements of the block
-    DTYPE: tl.constexpr,
-    FULL: tl.constexpr,
-):
+def store(address, offs, stop, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
     """Rounds a block to DTYPE and writes it to where `load` reads; nothing if the tensor is absent."""
     if DTYPE is not None:
-        pointer = address.to(tl.pointer_type(DTYPE))
-        mask = tl.broadcast_to(address, offs.shape) != 0
-        if FULL:
-            pointer = tl.multiple_of(pointer, ALIGNMENT)
-        else:
-            mask = mask & (offs < numel)
+        pointer, mask = place_of(address, offs, stop, DTYPE, FULL)
         tl.store(pointer + offs, value.to(DTYPE), mask=mask)
 
 
 @triton.jit
-def fold(x, FULL: tl.constexpr):
-    """Sums of elements that one thread holds: of a full block FOLD neighbours, of others one sum for each thread."""
-    COLUMNS: tl.constexpr = FOLD if FULL else THREADS
-    cut = x if x.shape[0] <= THREADS else tl.reshape(x, [x.shape[0] // COLUMNS, COLUMNS])
-    return x if x.shape[0] <= THREADS else tl.sum(cut, axis=1 if FULL else 0)
+def fold(x, FULL: tl.constexpr, MAXIMUM: tl.constexpr = False):
+    """Sums or maxima of elements that one thread holds: of FOLD neighbours in a full block, of all in others."""
+    if x.shape[0] <= THREADS:
+        return x
+    else:
+        WIDTH: tl.constexpr = FOLD if FULL else THREADS
+        cut = tl.reshape(x, [x.shape[0] // WIDTH, WIDTH])
+        return tl.max(cut, axis=1 if FULL else 0) if MAXIMUM else tl.sum(cut, axis=1 if FULL else 0)
 
 
 @triton.jit
@@ -138,21 +145,25 @@ def total(sums, MAXIMUM: tl.constexpr):
 
 @triton.jit
 def visit(
-    FUNCTION: tl.constexpr,  # (at, offs, stop, numbers, sums, DTYPES, RULE, DECAY, ON_DEVICE, FULL) -> sums
+    FUNCTION: tl.constexpr,  # see below
     at,  # addresses of the tile in each column
     aligned,  # whether all of them are multiples of ALIGNMENT
     stop,  # elements of the tile
-    numbers,  # passed to FUNCTION
+    numbers,
     SUMS: tl.constexpr,  # number of accumulators: 1, 4 or 6
     DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
-    RULE: tl.constexpr,  # passed to FUNCTION, as DECAY and ON_DEVICE
+    RULE: tl.constexpr,
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     BLOCK: tl.constexpr,  # elements of a full block; other blocks have TAIL
     AT_ONCE: tl.constexpr,  # full blocks that are loaded before the first is used, if there are registers for them
     MAXIMUM: tl.constexpr = False,  # see `total`
 ):
-    """Applies FUNCTION to all blocks of a tile, and returns the totals of its accumulators."""
+    """Applies FUNCTION to all blocks of a tile, and returns the totals of its accumulators.
+
+    FUNCTION adds one block to the accumulators, and returns them. Its arguments are `at`, the offsets `offs` of the
+    block in the tile, `stop`, `numbers`, the accumulators `sums`, DTYPES, RULE, DECAY, ON_DEVICE and FULL, see `load`.
+    """
     NARROW: tl.constexpr = TAIL if BLOCK > TAIL else BLOCK
     begin = tl.zeros([], tl.int32)
     full = (tl.zeros([BLOCK // FOLD if BLOCK > THREADS else BLOCK], tl.float32),) * SUMS

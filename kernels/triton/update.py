@@ -5,22 +5,25 @@ Tuples have these orders:
     DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
     at       the addresses of a tile in these columns, 0 if absent
     RULE     see `fused_lwlr.kernels.rules.base.Rule.update`
+    DECAY    see `fused_lwlr.kernels.rules.base.Rule.decay`
     hyper    a row of hyper-parameters, see numbers.py
+
+`offs`, `stop`, FULL and EVICT are explained at `load`. ON_DEVICE says whether numbers of hyper rows may be addresses.
 """
 
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.formula import lerp
-from fused_lwlr.kernels.rules.base import cautious
+from fused_lwlr.kernels import formula
+from fused_lwlr.kernels.rules import base
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.numbers import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, HYPER_ROW, NUMEL, TAIL, entry, fold, load, store, tile_at
+from fused_lwlr.kernels.triton.tile import HYPER_ROW, TAIL, entry, fold, load, store, tile_of
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
-cautious_decay, moved = compiled(cautious), compiled(lerp)
+cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
 
 @triton.jit
@@ -29,123 +32,91 @@ def read_row(
     floats,  # see `DeviceTable`
     rows,  # number of rows
     row,  # index of the row
-    start,  # first element of the tile in the row
-    DTYPES: tl.constexpr,
-    ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
+    ON_DEVICE: tl.constexpr,
     WIDTH: tl.constexpr,  # numbers of a hyper row
-    TILE: tl.constexpr,  # elements
 ):
-    """Returns the tile (`at`, whether all are aligned, elements) and the row (hyper, lr · η, sign, coefficients)."""
-    # within a tile 32 bits are enough
-    stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
-    at = ()
-    bits = tl.zeros([], tl.int64)
-    for i in tl.static_range(len(DTYPES)):
-        at += (tile_at(addresses, rows, row, start, i, DTYPES[i]),)  # type: ignore[assignment]
-        bits |= at[i]
+    """Returns hyper, lr · η, sign and coefficients."""
     padded = rows + rows % 2
     hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_ROW)
     lr = number(hyper, LR, LR_ADDRESS, ON_DEVICE) * tl.load(floats + row)
     coefficients = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
-    return (at, bits % ALIGNMENT == 0, stop), (hyper, lr, tl.load(hyper + SIGN), coefficients)
+    return hyper, lr, tl.load(hyper + SIGN), coefficients
 
 
 @triton.jit
 def new_values(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    factors,  # two: gradient, decayed gradient
-    coefficients,  # see `Rule.coefficients`
-    hyper,
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,  # see `Rule.decay`
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,  # see `load`
-    EVICT: tl.constexpr,  # see `load`
-):
-    """Returns the weight, the direction and the new states, as float32. The direction includes cautious decay."""
-    w = load(at[PARAM], offs, numel, DTYPES[PARAM], FULL, EVICT)
+    at, offs, stop, factors, coefficients, hyper, DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """Returns the weight, the direction and the new states, as float32. The direction includes cautious decay.
+
+    `factors` are two: of the gradient, and of the decayed gradient. `coefficients`: see `Rule.coefficients`.
+    """
+    w = load(at[PARAM], offs, stop, DTYPES[PARAM], FULL, EVICT)
     if DTYPES[MASTER] is not None:
         # the exact weight, if the parameter still equals its rounded value
-        master = load(at[MASTER], offs, numel, DTYPES[MASTER], FULL, EVICT)
+        master = load(at[MASTER], offs, stop, DTYPES[MASTER], FULL, EVICT)
         w = tl.where(master.to(DTYPES[PARAM]).to(tl.float32) == w, master, w)
-    g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, EVICT) * factors[0]
+    g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, EVICT) * factors[0]
     states = ()
     present = ()
     for i in tl.static_range(STATE, len(at)):
-        states += (load(at[i], offs, numel, DTYPES[i], FULL, EVICT),)  # type: ignore[assignment]
+        states += (load(at[i], offs, stop, DTYPES[i], FULL, EVICT),)  # type: ignore[assignment]
         present += (at[i] != 0,)  # type: ignore[assignment]
     if DECAY == "coupled":
         weight_decay = weight_decay_of(hyper, ON_DEVICE)
         g = tl.where(weight_decay != 0, g + weight_decay * w, g)
     d, states = RULE(w, g * factors[1], states, present, coefficients, hyper)
     if DECAY == "cautious":
-        d = cautious_decay(d, w, weight_decay_of(hyper, ON_DEVICE))
+        d = cautious(d, w, weight_decay_of(hyper, ON_DEVICE))
     return w, d, states
 
 
 @triton.jit
 def step_block(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    numbers,  # (lr · η · s, decay, factors, coefficients, rho: ρ or 1 / Ŵᵖ, shrink: 1 / Ŵᵖ, hyper, key or None, start)
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,
-    EVICT: tl.constexpr,
-):
+    at, offs, stop, numbers, DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
-    In `numbers`, `decay` is lr · η · s · λ of decoupled weight decay. `rho` multiplies the new weight, `shrink` the new
-    first state. `key` is for stochastic rounding, `start` the position of the tile in the row.
+    In `numbers`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
+    `coefficients`: see `new_values`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
+    new first state. `key` is for stochastic rounding, or None; `start` is the position of the tile in the row.
     """
     rate, decay, factors, coefficients, rho, shrink, hyper, key, start = numbers
     w, d, states = new_values(
-        at, offs, numel, factors, coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, EVICT
+        at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, EVICT
     )  # fmt: skip
-    e = load(at[EMA], offs, numel, DTYPES[EMA], FULL, EVICT)
+    e = load(at[EMA], offs, stop, DTYPES[EMA], FULL, EVICT)
     if DECAY == "decoupled":
         w = w * (1 - decay)
     w = (w - rate * d) * rho
-    store(at[MASTER], offs, numel, w, DTYPES[MASTER], FULL)
+    store(at[MASTER], offs, stop, w, DTYPES[MASTER], FULL)
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, numel, moved(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
+        store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     position = offs
     if key is not None:
         position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
     w = rounded(w, DTYPES[PARAM], position, key, 0).to(DTYPES[PARAM])
-    store(at[PARAM], offs, numel, w, DTYPES[PARAM], FULL)
+    store(at[PARAM], offs, stop, w, DTYPES[PARAM], FULL)
     for i in tl.static_range(STATE, len(at)):
         state = states[i - STATE]
         if i == STATE:
             state = state * shrink
-        store(at[i], offs, numel, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
+        store(at[i], offs, stop, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, numel, moved(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
-    return w if FULL else tl.where(offs < numel, w, 0.0)
+        store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
+    return w if FULL else tl.where(offs < stop, w, 0.0)
 
 
 @triton.jit
 def step_and_add(
-    at,
-    offs,  # offsets of the block in the tile
-    numel,  # elements of the tile
-    numbers,  # see `step_block`
-    sums,  # an accumulator of Σw²
-    DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    """Steps one block, and adds the new weights to the accumulator."""
-    w = step_block(at, offs, numel, numbers, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
+    at, offs, stop, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Steps a block, and adds it to Σw² of the new weights, see `visit`. `numbers`: see `step_block`."""
+    w = step_block(at, offs, stop, numbers, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
     return (sums[0] + fold(w * w, FULL),)
 
 
@@ -169,9 +140,8 @@ def step_kernel(
     while item < item_count:
         row = tl.load(items + 2 * item)
         start = tl.load(items + 2 * item + 1).to(tl.int64) * BLOCK
-        tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, BLOCK)
-        at, aligned, stop = tile
-        hyper, rate, sign, coefficients = numbers
+        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK)
+        hyper, rate, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
         decay = rate * weight_decay_of(hyper, ON_DEVICE)
         # not `visit`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:

@@ -66,12 +66,12 @@ class Weakened:
         return text
 
 
-def load_library(name, code, flags, key, load):
+def load_library(name, code, flags, key):
     number = len(list(FOLDER.iterdir()))
     c, library = FOLDER / f"{name}{number}.c", FOLDER / f"{name}{number}.so"
     c.write_text(code())
     subprocess.run(["gcc", "-O1", "-g", "-w", "-shared", "-fPIC", "-fsanitize=thread", c, "-o", library], check=True)
-    return load(str(library))
+    return ctypes.CDLL(str(library))
 
 
 def table(operation):
@@ -100,7 +100,7 @@ launch.GRAIN, launch.grid = 0, lambda programs: THREADS
 change_sizes(Patch, block=128, queue_passes=1, statistics_passes=1, window=0)
 torch.set_num_threads(THREADS)
 build.load_library = load_library
-parallel = load_library("parallel", lambda: PARALLEL, [], "", ctypes.CDLL)
+parallel = load_library("parallel", lambda: PARALLEL, [], "")
 build._parallel = lambda: ctypes.cast(parallel.parallel, ctypes.c_void_p).value
 build.ttir = weakened = Weakened()
 for work in (queue, statistics):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fused_lwlr.kernels.native import c_library
 from fused_lwlr.kernels.native.c_library import CompileError, compiler, load_library
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ class Library:
         return data
 
     def load(self, key=""):
-        return load_library("answer", self.code, ["-O1"], key, self.read)
+        return load_library("answer", self.code, ["-O1"], key)
 
 
 @pytest.fixture
@@ -45,8 +46,10 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def library(folder):
-    return Library()
+def library(folder, monkeypatch):
+    found = Library()
+    monkeypatch.setattr(c_library, "CDLL", found.read)
+    return found
 
 
 def test_a_library_is_compiled_once_for_each_key_and_compiler(library, folder, monkeypatch):
@@ -76,9 +79,10 @@ def test_other_users_cannot_write_to_the_cache(library, folder):
     assert {path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())} == {0o700, 0o600}
 
 
-def test_a_kept_library_can_be_loaded(library, folder):
+def test_a_kept_library_can_be_loaded(library, folder, monkeypatch):
+    monkeypatch.setattr(c_library, "CDLL", ctypes.CDLL)
     for _ in range(2):
-        assert load_library("answer", library.code, [], "", ctypes.CDLL).answer() == 1
+        assert library.load().answer() == 1
     assert library.compiled == 1
 
 

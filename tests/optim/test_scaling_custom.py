@@ -237,6 +237,18 @@ def root_of_a_comparison(norm):
     return norm * root(positive)
 
 
+def root_of_a_number(norm):
+    return norm * root(2.0)
+
+
+def root_of_a_number_through_another(norm):
+    return norm * rooted(2.0, norm)
+
+
+def rooted(x, y):
+    return y / root(x)
+
+
 def with_integers(norm):
     return norm * (choose(norm > 0, 100000, 1) * 100000)
 
@@ -319,9 +331,14 @@ REFUSED = {
     "two names": (own(with_two_names), "since it has an assignment to two names"),
     "places": (own(with_places), "since it has arguments other than one or more plain names"),
     "itself": (own(itself), "since it has a call of itself"),
-    "comparison": (own(with_a_comparison), "since it has arithmetic with a comparison"),
+    "comparison": (own(with_a_comparison), "arithmetic with an integer or a comparison: write 1.0 for 1"),
     "a stored comparison": (own(counted), "arithmetic with an integer or a comparison: write 1.0 for 1"),
     "a root": (own(root_of_a_comparison), "arithmetic with an integer or a comparison"),
+    "a root of a number": (own(root_of_a_number), "since it has a call of 'root' with a number"),
+    "a root of an argument that is a number": (
+        own(root_of_a_number_through_another),
+        "a call of 'rooted', which has a call of 'root' with a number",
+    ),
     "integers": (own(with_integers), "arithmetic with an integer or a comparison"),
     "a number": (own(with_a_named_number), "a number with a name"),
     "another": (own(through_another), "a call of 'with_a_call', which has a call of 'torch.sqrt'"),
