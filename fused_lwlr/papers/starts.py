@@ -19,7 +19,9 @@ from fused_lwlr.training.trainer import Trainer
 
 LR, CLIP = 0.1, 1.0
 """The learning rate, and the largest norm of the gradient for nets without normalization (Section 4.1.1)."""
-GRADINIT: dict[str, dict[str, Any]] = {"gradinit": {}, "gradinit-normalized": {"normalize": True}}
+GRADINIT: dict[str, dict[str, Any]] = {
+    "gradinit": {}, "gradinit-normalized": {"normalize": True}, "gradinit-relative": {"relative_gamma": 0.8},
+}  # fmt: skip
 """Start -> arguments of `gradinit_`."""
 
 
@@ -82,8 +84,8 @@ def start_(trainer: Trainer, start: str | Mapping[str, Any], tau: float) -> SGD 
     Args:
         trainer: with its model.
         start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
-            begins; "metainit" or "metainit-adam"; "gradinit", or "gradinit-normalized" with 𝒜[g] = g / ‖g‖;
-            or "scalars", see `learn_scalars_`. Or arguments of `gradinit_`.
+            begins; "metainit" or "metainit-adam"; "gradinit", "gradinit-normalized" with 𝒜[g] = g / ‖g‖, or
+            "gradinit-relative" with γ = 0.8 times the norm of the first gradient; or "scalars", see `learn_scalars_`. Or arguments of `gradinit_`.
         tau: the learning rate of the scales, or of MetaInit.
 
     Raises:
