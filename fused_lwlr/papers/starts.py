@@ -85,7 +85,8 @@ def start_(trainer: Trainer, start: str | Mapping[str, Any], tau: float) -> SGD 
         trainer: with its model.
         start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
             begins; "metainit" or "metainit-adam"; "gradinit", "gradinit-normalized" with 𝒜[g] = g / ‖g‖, or
-            "gradinit-relative" with γ = 0.8 times the norm of the first gradient; or "scalars", see `learn_scalars_`. Or arguments of `gradinit_`.
+            "gradinit-relative" with γ = 0.8 times the norm of the first gradient; or "scalars", see `learn_scalars_`.
+            Or arguments of `gradinit_`.
         tau: the learning rate of the scales, or of MetaInit.
 
     Raises:
