@@ -33,6 +33,10 @@ WRONG = [
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-methods, "),
     ("report nowhere", "nowhere holds no run (run.json is missing or empty): give the folder"),
+    # values that are empty, as of a variable of the shell that is not set
+    ("train --preset=", "there is no preset '': choose from resnet50-sgd, "),
+    ("train --data=", "--data is empty: give a value, or leave it out"),
+    ("train --out=", "--out is empty: give a value, or leave it out"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
     ("calibrate --batch-size 5000 --device cpu",
@@ -120,6 +124,9 @@ WRONG = [
     ("calibrate --out / --device cpu", "--out /: file '/' is a directory"),
     ("calibrate --plot rates.xyz --device cpu", "--plot rates.xyz: must end in .eps, "),
     ("calibrate --plot . --device cpu", "--plot .: file '.' is a directory"),
+    ("calibrate --out bad.json/rates.json", "--out bad.json/rates.json cannot be written: choose another file"),
+    ("calibrate --plot bad.json/rates.png", "--plot bad.json/rates.png cannot be written: choose another file"),
+    ("calibrate --out a.png --plot steps/../a.png", "--plot steps/../a.png is the file of --out: give another one"),
     ("study balance --quick --jobs 1 --out bad.json", "bad.json/jobs: Not a directory"),
 ]  # fmt: skip
 
