@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,11 @@ class Checkpoints:
     Args:
         folder: made when the first one is written.
         minutes: between two checkpoints, for `due`.
-        notice: called with a line for the user, on rank 0; to standard error by default.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        minutes: float = 15.0,
-        notice: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
-    ):
+    def __init__(self, folder: str | Path, *, minutes: float = 15.0):
         self.folder = Path(folder)
         self._seconds = 60 * minutes
-        self.notice = notice
         self._last = time.monotonic()
 
     def paths(self) -> list[Path]:
@@ -75,9 +67,13 @@ class Checkpoints:
         found = self.paths()
         return _step(found[-1]) if found else -1
 
-    def due(self, now: float | None = None) -> bool:
-        """Whether this rank's clock says that the next checkpoint is due (`time.monotonic()`); ask `StopFlag.agree`."""
-        return (time.monotonic() if now is None else now) - self._last >= self._seconds
+    def due(self) -> bool:
+        """Whether this rank's clock says that the next checkpoint is due; ask `StopFlag.agree`."""
+        return time.monotonic() - self._last >= self._seconds
+
+    def notice(self, line: str) -> None:
+        """Tell the user a line, on standard error of rank 0."""
+        print(line, file=sys.stderr)
 
     def save(
         self,
