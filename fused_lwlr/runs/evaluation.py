@@ -48,7 +48,7 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], where: Mapping[s
         if folder is not None:
             found = Checkpoints(folder / "checkpoints").restore(models=trainer.models, optimizer=trainer.optimizer)
             if found is None:
-                raise ValueError(f"{folder} has no checkpoint to test: train longer, or give --weights instead of --out")
+                raise ValueError(f"{folder} has no checkpoint to test: train longer, or give --weights, not --out")
             trainer.step = found.step
             title = f"{folder} after step {found.step}"
         tested = trainer.test(StopFlag().agree)

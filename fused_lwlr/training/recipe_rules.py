@@ -48,7 +48,8 @@ def place(name: str, where: Mapping[str, str] | None) -> str:
 
 def readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
     """One error of pydantic as a sentence."""
-    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must").replace("valid tuple", "list")
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    message = message.replace("a valid tuple", "a list")
     if error["type"] in ("missing", "too_long"):
         message = "must be as many numbers as the default has, separated by commas"
     if not error["loc"]:
