@@ -44,7 +44,8 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], where: Mapping[s
         trainer = Trainer(recipe, world, load_data(recipe))
         load_weights(recipe.weights, trainer.model)
         trainer.adopt()
-        title = f"{recipe.model} as it comes, without training"
+        start = "as it comes, without training" if recipe.weights is None else f"with the weights in {recipe.weights}"
+        title = f"{recipe.model} {start}"
         if folder is not None:
             found = Checkpoints(folder / "checkpoints").restore(models=trainer.models, optimizer=trainer.optimizer)
             if found is None:

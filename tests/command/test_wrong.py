@@ -55,6 +55,8 @@ WRONG = [
     ("study methods --seeds 1", "--seeds 1: methods shows a spread over seeds, which takes two at least"),
     # options that do not go together, or have no meaning
     ("train --scaling elr", "--scaling elr needs --goal: the effective learning rate of layers"),
+    ("train --layer-decay 0.75 --model toynet2x4 --device cpu",
+     "--layer-decay 0.75 needs one list of blocks with nearly all parameters, which toynet2x4 does not have: leave it"),
     ("train --fsdp", "--fsdp shards a model over processes, but there is only one"),
     ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),

@@ -74,6 +74,8 @@ def test_a_folder_whose_name_looks_like_markup(command, folder):
     (folder.parent / "[").mkdir()
     folder.rename(folder.parent / "[" / "b]")
     assert command("train --eval-only --out [/b]").output.startswith("[/b] after step 8:\n")
+    output = command("train --eval-only --weights [/b]/model.pt --device cpu").output
+    assert output.startswith("resnet with the weights in [/b]/model.pt:\n")
     (folder.parent / "[" / "b].txt").write_text("a text " * 20)
     line = "train --data text:[/b].txt --model gpt1 --context 4 --batch-size 4 --steps 1 --rates single --device cpu"
     assert "text:[/b].txt: " in command(f"{line} --dry-run").output
