@@ -72,7 +72,7 @@ def train(
         raise ValueError(f"preset={preset!r} in {config} must be the name of a preset, such as 'resnet50-sgd'")
     typed = {name: value for name, value in options.items() if value is not None and value != []}
     if "epochs" in typed:
-        asked.pop("steps", None)  # of the file, which would decide
+        asked.pop("steps", None)  # steps of the file would replace these epochs
     where = {name: str(config) for name in asked if name not in typed}
     asked |= typed
     if preset in PRESETS and "data" not in asked:
