@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,6 @@ class Checkpoints:
         models: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
         config: Mapping[str, Any] | None = None,
-        free: Collection[str] = (),
-        defaults: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
         """Load the latest complete checkpoint if it matches the run; returns None without a checkpoint.
 
@@ -132,8 +130,7 @@ class Checkpoints:
         Args:
             models: as given to `save`; they may be sharded in another way, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
-            config: the configuration of this run; None to accept any.
-            free, defaults: as in `config_diff.difference`.
+            config: the configuration of this run, for `check_config`; None to accept any.
 
         Raises:
             ValueError: all checkpoints are damaged, or the latest has another configuration, model or
@@ -149,7 +146,7 @@ class Checkpoints:
                 return None
             path, whole = found
             if config is not None:
-                check_config(whole["config"], config, free=free, defaults=defaults, where=path)
+                check_config(whole["config"], config, where=path)
             states.check_models(whole["models"], wanted, where=path)
             states.check_optimizer(whole["optimizer"], next(iter(models.values())), optimizer, where=path)
             content.update(whole)

@@ -146,12 +146,6 @@ def test_a_run_does_not_resume_with_other_data_of_the_same_size(change, tmp_path
     changed(tmp_path / "data")
     with pytest.raises(ValueError, match=rf"a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
-    # a run of an older version without fingerprints
-    [path] = (tmp_path / "runs/train/checkpoints").glob("*2.pt")
-    saved = torch.load(path, weights_only=True)
-    del saved["config"][loop.FINGERPRINT]
-    torch.save(saved, path)
-    assert running.run(recipe) == 0
 
 
 def test_other_code_is_reported(straight, tmp_path, capfd):
