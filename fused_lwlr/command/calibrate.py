@@ -1,6 +1,7 @@
 """The command `fused-lwlr calibrate`. Options are fields of a recipe where it has them."""
 
 import importlib
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,6 +55,11 @@ def calibrate(
         kinds = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.get_supported_filetypes()
         if plot.suffix.lower()[1:] not in kinds:
             raise ValueError(f"--plot {plot}: must end in {', '.join(f'.{kind}' for kind in kinds)}")
+        if plot.resolve() == out.resolve():
+            raise ValueError(f"--plot {plot} is the file of --out: give another one")
+    for option, path in (("--out", out), ("--plot", plot)):
+        if path is not None and not _can_be_written(path):
+            raise ValueError(f"{option} {path} cannot be written: choose another file")
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
     from fused_lwlr.training.setup import load_data
@@ -74,6 +80,12 @@ def calibrate(
         rates.plot(plot, title=what)
     typer.echo(str(rates))
     typer.echo(f"{what}. Wrote {f'{out} and {plot}' if plot is not None else out}.")
+
+
+def _can_be_written(path: Path) -> bool:
+    """Whether a file, or the folder that it would be in, can be written: asked before minutes are spent."""
+    found = next(each for each in (path, *path.absolute().parents) if each.exists())
+    return os.access(found, os.W_OK) and (found == path or found.is_dir())
 
 
 take_fields(calibrate, *FIELDS, first=True)

@@ -67,10 +67,12 @@ def train(
         return 0
     asked = read_recipe(config) if config is not None else {}
     from_file = asked.pop("preset", None)
-    preset = preset or from_file
+    preset = from_file if preset is None else preset
     if preset is not None and not isinstance(preset, str):
         raise ValueError(f"preset={preset!r} in {config} must be the name of a preset, such as 'resnet50-sgd'")
     typed = {name: value for name, value in options.items() if value is not None and value != []}
+    if "epochs" in typed:
+        asked.pop("steps", None)  # steps of the file would replace these epochs
     where = {name: str(config) for name in asked if name not in typed}
     asked |= typed
     if preset in PRESETS and "data" not in asked:
@@ -82,14 +84,15 @@ def train(
 
         if "out" in asked and "weights" in where:
             del asked["weights"]  # a run records its initial weights in recipe.toml
-        evaluate_only(preset, asked, Console(), where)
+        evaluate_only(preset, asked, where)
         return 0
     first = os.environ.get("RANK", "0") == "0"
     recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
     if dry_run:
         from fused_lwlr.runs.dry_run import dry_run as show
 
-        show(recipe, Console())
+        # names of files may look like markup
+        show(recipe, Console(markup=False, emoji=False))
         return 0
     from fused_lwlr.runs.run import run
 

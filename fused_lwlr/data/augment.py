@@ -35,20 +35,26 @@ def training_transform(
 
     Raises:
         ImportError: an augmentation is given and timm cannot be imported.
+        ValueError: timm does not know the augmentation.
     """
     if augmentation == "none":
         return partial(_central, image_size=image_size, resample=_resample(interpolation))
     timm = import_timm(f"augmentation={augmentation!r}")
-    transform: Transform = timm.data.create_transform(
-        image_size,
-        is_training=True,
-        scale=(crop_scale, 1.0),
-        color_jitter=color_jitter or None,
-        auto_augment=POLICIES.get(augmentation, augmentation),
-        interpolation=interpolation,
-        mean=tuple(mean.tolist()),  # RandAugment fills with this color
-        use_prefetcher=True,  # leaves normalization to the caller
-    )
+    try:
+        transform: Transform = timm.data.create_transform(
+            image_size,
+            is_training=True,
+            scale=(crop_scale, 1.0),
+            color_jitter=color_jitter or None,
+            auto_augment=POLICIES.get(augmentation, augmentation),
+            interpolation=interpolation,
+            mean=tuple(mean.tolist()),  # RandAugment fills with this color
+            use_prefetcher=True,  # leaves normalization to the caller
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"augmentation={augmentation!r} is not a policy of timm ({error}): give one such as rand-m7-mstd0.5"
+        ) from error
     if not random_erasing:
         return transform
     erase = timm.data.random_erasing.RandomErasing(random_erasing, mode="pixel", device="cpu")

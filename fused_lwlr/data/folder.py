@@ -40,11 +40,6 @@ def scan(path: Path) -> Listing[str]:
     `validation/` or `test/` may replace `val/`; `val/` is preferred to `test/`. Without any of them
     every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
     that begin with a dot are left out. No file is opened, and only names are read.
-
-    Raises:
-        FileNotFoundError: the folder does not exist.
-        ValueError: it is a file, or cannot be listed, or does not hold images of at least two classes, each of them
-            for training and for testing.
     """
     if not path.is_dir():
         if path.exists():
@@ -74,11 +69,7 @@ def scan(path: Path) -> Listing[str]:
 
 
 def every_fifth(names: tuple[str, ...], classes: list[list[T]], where: str, instead: str) -> Listing[T]:
-    """Every fifth image of each class for testing, and the others for training.
-
-    Raises:
-        ValueError: no class has five images; the message says where, and what to add instead.
-    """
+    """Every fifth image of each class for testing, and the others for training."""
     train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in classes], [of[4::5] for of in classes]
     if not any(test):
         raise ValueError(

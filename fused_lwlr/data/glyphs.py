@@ -28,9 +28,6 @@ def open_glyphs(image_size: int | None) -> Splits:
 
     Args:
         image_size: the side of the images in pixels; None for 16.
-
-    Raises:
-        ValueError: there are fewer than 5 fonts with these characters, or the side is below 8.
     """
     side = 16 if image_size is None else image_size
     if side < 8:

@@ -20,11 +20,6 @@ def open_documents(source: str) -> list[Any]:
     Args:
         source: "hf:OWNER/NAME" or "hf:OWNER/NAME/CONFIG" of the hub; "hf:FOLDER" with files for `load_dataset`, or
             with the result of `save_to_disk`.
-
-    Raises:
-        ImportError: the package is not installed.
-        FileNotFoundError: the data set does not exist, or the hub cannot be reached.
-        ValueError: it has no training split, or no column of text.
     """
     datasets = import_extra("datasets", "hf")
     name = source.removeprefix(HUB)
@@ -59,11 +54,7 @@ def open_documents(source: str) -> list[Any]:
 
 
 def texts(split: Any) -> Iterator[str]:
-    """The documents of a split, each with a newline at its end.
-
-    Raises:
-        ValueError: a document is not text, as where a table has an empty cell.
-    """
+    """The documents of a split, each with a newline at its end."""
     for first, part in enumerate(split.select_columns([COLUMN]).iter(batch_size=TOGETHER)):
         for number, document in enumerate(part[COLUMN], start=first * TOGETHER):
             if not isinstance(document, str):

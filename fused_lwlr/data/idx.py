@@ -95,10 +95,6 @@ def open_idx(source: str, image_size: int | None, augmentation: str) -> Splits:
             place of "train-".
         image_size: the side of the images to return, in pixels; None for the side that the files have.
         augmentation: "none", or "basic": shifts and flips, see `Images`.
-
-    Raises:
-        FileNotFoundError: there is no such folder or file.
-        ValueError: a file is not in the IDX format, the files do not fit each other, or the augmentation is unknown.
     """
     if augmentation not in AUGMENTATIONS:
         raise ValueError(
@@ -179,11 +175,7 @@ def _file(folder: Path, names: list[str]) -> Path:
 
 
 def _array(path: Path) -> np.ndarray:
-    """The array of a file: two zero bytes, the type, the number of dimensions, each dimension, the elements.
-
-    Raises:
-        ValueError: the file is damaged, or in another format.
-    """
+    """The array of a file: two zero bytes, the type, the number of dimensions, each dimension, the elements."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         zero, code, dimensions = struct.unpack(">HBB", content[:4])

@@ -10,7 +10,7 @@ from fused_lwlr.extras import import_timm
 class Mixing:
     """Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) by timm, each image with the one at the mirrored position.
 
-    The random numbers of a micro-batch follow from (seed, step, rank, micro). One that is split differently is mixed
+    The random numbers of a micro-batch follow from (seed, step, micro). One that is split differently is mixed
     differently, since images are mixed within it.
 
     Args:
@@ -30,17 +30,16 @@ class Mixing:
             mixup, cutmix, label_smoothing=smoothing, num_classes=classes
         )
 
-    def __call__(
-        self, inputs: Tensor, targets: Tensor, *, step: int, rank: int = 0, micro: int = 0
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Tensor, targets: Tensor, *, step: int, micro: int) -> tuple[Tensor, Tensor]:
         """The given images, mixed in place, and probabilities of shape (images, classes), float32.
 
         Args:
             inputs: (images, channels, height, width), of a floating-point dtype; an even number of images.
             targets: (images,), int64.
+            micro: number among the passes of the step in all processes.
         """
         with globals_restored():
-            seed_globals(sequence(MIXING, self.seed, step, rank, micro))
+            seed_globals(sequence(MIXING, self.seed, step, micro))
             mixed: tuple[Tensor, Tensor] = self.mix(inputs, targets)
         return mixed
 

@@ -72,12 +72,7 @@ class PairSplit(Split):
 
 
 def read_pairs(path: str) -> Lines:
-    """The pairs in a file with a source, a tab and a target in each line, or "SOURCES,TARGETS", two files by line.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: a line is not a pair, the files have different numbers of lines, or they are not UTF-8.
-    """
+    """The pairs in a file with a source, a tab and a target in each line, or "SOURCES,TARGETS", two files by line."""
     if not Path(path).is_file() and "," in path:
         first, _, second = path.partition(",")
         sources, targets = _lines(first), _lines(second)
@@ -133,9 +128,6 @@ def open_pairs(
         vocabulary, tokenizer: as for `open_text`.
         val_data: an argument of `read_pairs`; None for the last pairs of `source`.
         share: the fraction of these last pairs.
-
-    Raises:
-        FileNotFoundError, ValueError: as in `read_pairs`; or a sentence is longer than `context`.
     """
     pairs = read_pairs(source.removeprefix(PAIRS))
     held_out = read_pairs(val_data.removeprefix(PAIRS)) if val_data is not None else []

@@ -63,11 +63,6 @@ def scan_shards(data: str, val_data: str | None) -> Listing[Member]:
     Args:
         data: a tar file, or a pattern of several: `shards-{000..146}.tar`.
         val_data: the same for testing; without it, every fifth image of a class is for testing.
-
-    Raises:
-        FileNotFoundError: one of the files does not exist.
-        ValueError: a file is no tar file or is damaged, an image has no class, or fewer than two classes have both
-            kinds of images.
     """
     train = _by_class(data)
     if len(train) < 2:
@@ -82,11 +77,7 @@ def scan_shards(data: str, val_data: str | None) -> Listing[Member]:
 
 
 def expand(pattern: str) -> list[str]:
-    """The names that a pattern expands to: `a-{08..10}.tar` for a-08.tar, a-09.tar and a-10.tar.
-
-    Raises:
-        ValueError: a range goes backward.
-    """
+    """The names that a pattern expands to: `a-{08..10}.tar` for a-08.tar, a-09.tar and a-10.tar."""
     match = RANGE.search(pattern)
     if match is None:
         return [pattern]

@@ -35,10 +35,6 @@ class Tokenizer:
 
     Args:
         name: a file, as tokenizer.json; a folder that has one; or a name of the Hugging Face hub.
-
-    Raises:
-        ImportError: the package is not installed.
-        ValueError: the tokenizer does not exist or has no tokens, or the hub cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -62,11 +58,7 @@ class Tokenizer:
         self.dtype = np.min_scalar_type(size - 1)
 
     def encode(self, documents: Iterable[str]) -> Iterator[Array]:
-        """The tokens of each document.
-
-        Raises:
-            ValueError: the tokenizer has no token for a part of the text, and no token for unknown text.
-        """
+        """The tokens of each document."""
         source = iter(documents)
         while group := list(islice(source, TOGETHER)):
             try:

@@ -21,11 +21,6 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
         name: a type of model that transformers has, such as gpt2, with its default configuration; a folder with
             config.json, or this file; or a name of the Hugging Face hub, whose configuration is downloaded.
         arguments: fields of the configuration.
-
-    Raises:
-        ImportError: transformers is not installed.
-        ValueError: the configuration does not exist, is not for a causal language model, lacks a field, or
-            has fewer positions than `context`.
     """
     import_extra("transformers", "hf")
     transformers: Any = import_beside_torchvision("transformers")

@@ -80,7 +80,9 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 1 or width < 16 or width % 16:
-            raise ValueError(f"a ViT of depth {depth} and width {width}: the width must be a multiple of 16")
+            raise ValueError(
+                f"a ViT of depth {depth} and width {width}: the depth must be at least 1, the width a multiple of 16"
+            )
         sides = range(max(2, image_size // 8), image_size // 2 + 1) if patch is None else [patch]
         side = next((each for each in sides if each and image_size % each == 0), None)
         if side is None:

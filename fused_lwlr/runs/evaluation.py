@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fused_lwlr.runs.provenance import read_starts
-from fused_lwlr.runs.screen import NAMES
+from fused_lwlr.runs.screen import NAMES, Screen
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
@@ -20,9 +18,7 @@ from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import load_weights
 
 
-def evaluate_only(
-    preset: str | None, asked: Mapping[str, Any], console: Console, where: Mapping[str, str] | None = None
-) -> None:
+def evaluate_only(preset: str | None, asked: Mapping[str, Any], where: Mapping[str, str] | None = None) -> None:
     """Test the weights, and their averages if they exist, and print the results; no file is written.
 
     With `out` the weights are from the latest checkpoint in that folder. Without a preset, the recipe is also from the
@@ -48,16 +44,17 @@ def evaluate_only(
         trainer = Trainer(recipe, world, load_data(recipe))
         load_weights(recipe.weights, trainer.model)
         trainer.adopt()
-        title = f"{recipe.model} as it comes, without training"
+        start = "as it comes, without training" if recipe.weights is None else f"with the weights in {recipe.weights}"
+        title = f"{recipe.model} {start}"
         if folder is not None:
             found = Checkpoints(folder / "checkpoints").restore(models=trainer.models, optimizer=trainer.optimizer)
             if found is None:
-                raise ValueError(f"{folder} has no checkpoint to test: the run was not long enough to write one")
+                raise ValueError(f"{folder} has no checkpoint to test: train longer, or give --weights, not --out")
             trainer.step = found.step
             title = f"{folder} after step {found.step}"
         tested = trainer.test(StopFlag().agree)
-    if world.first:
-        console.print(f"{title}:")
-        for name, each in tested.items():
-            results = told(each.loss, each.top1, each.top5)
-            console.print(f"{NAMES[name]}: {results}, over {each.count:,} {trainer.data.unit}")
+    screen = Screen(world.first)
+    screen.say(f"{title}:")
+    for name, each in tested.items():
+        results = told(each.loss, each.top1, each.top5)
+        screen.say(f"{NAMES[name]}: {results}, over {each.count:,} {trainer.data.unit}")

@@ -60,9 +60,10 @@ def read_starts(folder: str | Path) -> list[dict[str, Any]]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}): delete it, or choose another folder (--out)") from error
-    if not (isinstance(found, list) and all(isinstance(entry, dict) for entry in found)):
+    starts: list[Any] = found if isinstance(found, list) else [None]
+    if not all(isinstance(start, dict) and isinstance(start.get("config"), dict) for start in starts):
         raise ValueError(f"{path} is not a list of the starts of a run: delete it, or choose another folder (--out)")
-    return found
+    return starts
 
 
 def code_changes(folder: str | Path) -> list[str]:

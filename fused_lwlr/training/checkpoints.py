@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,11 @@ class Checkpoints:
     Args:
         folder: made when the first one is written.
         minutes: between two checkpoints, for `due`.
-        notice: called with a line for the user, on rank 0; to standard error by default.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        minutes: float = 15.0,
-        notice: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
-    ):
+    def __init__(self, folder: str | Path, *, minutes: float = 15.0):
         self.folder = Path(folder)
         self._seconds = 60 * minutes
-        self.notice = notice
         self._last = time.monotonic()
 
     def paths(self) -> list[Path]:
@@ -75,9 +67,13 @@ class Checkpoints:
         found = self.paths()
         return _step(found[-1]) if found else -1
 
-    def due(self, now: float | None = None) -> bool:
-        """Whether this rank's clock says that the next checkpoint is due (`time.monotonic()`); ask `StopFlag.agree`."""
-        return (time.monotonic() if now is None else now) - self._last >= self._seconds
+    def due(self) -> bool:
+        """Whether this rank's clock says that the next checkpoint is due; ask `StopFlag.agree`."""
+        return time.monotonic() - self._last >= self._seconds
+
+    def notice(self, line: str) -> None:
+        """Tell the user a line, on standard error of rank 0."""
+        print(line, file=sys.stderr)
 
     def save(
         self,
@@ -126,8 +122,6 @@ class Checkpoints:
         models: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
         config: Mapping[str, Any] | None = None,
-        free: Collection[str] = (),
-        defaults: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
         """Load the latest complete checkpoint if it matches the run; returns None without a checkpoint.
 
@@ -136,8 +130,7 @@ class Checkpoints:
         Args:
             models: as given to `save`; they may be sharded in another way, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
-            config: the configuration of this run; None to accept any.
-            free, defaults: as in `config_diff.difference`.
+            config: the configuration of this run, for `check_config`; None to accept any.
 
         Raises:
             ValueError: all checkpoints are damaged, or the latest has another configuration, model or
@@ -153,7 +146,7 @@ class Checkpoints:
                 return None
             path, whole = found
             if config is not None:
-                check_config(whole["config"], config, free=free, defaults=defaults, where=path)
+                check_config(whole["config"], config, where=path)
             states.check_models(whole["models"], wanted, where=path)
             states.check_optimizer(whole["optimizer"], next(iter(models.values())), optimizer, where=path)
             content.update(whole)

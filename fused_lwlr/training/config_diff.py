@@ -5,6 +5,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD
 from fused_lwlr.training.recipe_rules import flag
 
 
@@ -26,18 +27,9 @@ def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def difference(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    *,
-    free: Collection[str] = (),
-    defaults: Mapping[str, Any] | None = None,
-) -> list[str]:
-    """A line `field: old -> new` for each field that differs, except `free` ones.
-
-    A missing field counts as its default, or None, so that an option of a later version does not end a run.
-    """
-    before, after, absent = map(json_values, (old, new, defaults or {}))
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str] = ()) -> list[str]:
+    """A line `field: old -> new` for each field that differs, except `free` ones; a missing field counts as None."""
+    before, after = json_values(old), json_values(new)
 
     def shown(fields: Mapping[str, Any], name: str) -> str:
         return json.dumps(fields[name], ensure_ascii=False).strip('"') if name in fields else "(absent)"
@@ -45,27 +37,23 @@ def difference(
     return [
         f"{name}: {shown(before, name)} -> {shown(after, name)}"
         for name in dict.fromkeys([*before, *after])
-        if name not in free and before.get(name, absent.get(name)) != after.get(name, absent.get(name))
+        if name not in free and before.get(name) != after.get(name)
     ]
 
 
-def check_config(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    *,
-    free: Collection[str] = (),
-    defaults: Mapping[str, Any] | None = None,
-    where: object,
-) -> None:
-    """Raise ValueError if there is a `difference`, with a line for each field, and how to resume."""
-    changed = difference(old, new, free=free, defaults=defaults)
+def check_config(old: Mapping[str, Any], new: Mapping[str, Any], *, where: object) -> None:
+    """Raise ValueError if there is a `difference`, except in `FREE` and `SPREAD`: a line for each, and how to resume.
+
+    A missing field counts as its default, so that an option of a later version does not end a run.
+    """
+    free = sorted((*FREE, *SPREAD))
+    changed = difference({**DEFAULTS, **old}, {**DEFAULTS, **new}, free=free)
     if changed:
-        names = ["the number of processes" if name == "world_size" else flag(name) for name in sorted(free)]
-        may = f" Only {', '.join(names)} may change." if free else ""
+        names = ["the number of processes" if name == "world_size" else flag(name) for name in free]
         lines = "\n".join(f"  {line}" for line in changed)
         raise ValueError(
             f"{where} belongs to a run with other options:\n{lines}\n"
-            f"Repeat its options to resume it, or choose another folder (--out).{may}"
+            f"Repeat its options to resume it, or choose another folder (--out). Only {', '.join(names)} may change."
         )
 
 

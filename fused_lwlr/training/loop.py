@@ -18,7 +18,7 @@ from fused_lwlr.training.config_diff import another_spread, difference
 from fused_lwlr.training.divergence import check_weights, diverged
 from fused_lwlr.training.evaluate import StoppedError, no_signals
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD, Recipe
+from fused_lwlr.training.recipe import SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.running_loss import RunningLoss
 from fused_lwlr.training.signals import StopFlag
@@ -96,11 +96,7 @@ class Loop:
         trainer = self.trainer
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.adopt()
-        found = self.checkpoints.restore(
-            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=(*FREE, *SPREAD),
-            # an older checkpoint has no fingerprint
-            defaults={FINGERPRINT: self.config[FINGERPRINT], **DEFAULTS},
-        )  # fmt: skip
+        found = self.checkpoints.restore(models=trainer.models, optimizer=trainer.optimizer, config=self.config)
         if found is None:
             return None
         trainer.step = found.step

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -47,7 +48,8 @@ def _patterns(value: Any) -> Any:
 
 
 def _known_augmentation(value: str) -> str:
-    if value not in ("none", "basic", "strong", "three") and not value.startswith("rand-"):
+    # timm ignores parts without a number
+    if value not in ("none", "basic", "strong", "three") and not re.fullmatch(r"rand(-([a-z]+\d[\d.]*|t\w+))+", value):
         raise ValueError("must be none, basic, strong, three, or a policy of timm such as rand-m7-mstd0.5")
     return value
 

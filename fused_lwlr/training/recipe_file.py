@@ -15,8 +15,8 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
         raise ValueError(f"--config {path}: must end in .toml, .yaml, .yml")
     if not path.is_file():
         raise FileNotFoundError(f"--config {path}: there is no such file")
-    # a run writes recipe.toml with the names of its folders, which may be any bytes
-    found = _parsed(path, path.read_text(encoding="utf-8", errors="surrogateescape"))
+    # a run writes recipe.toml with the names of its folders, which may be any bytes; an editor may put a mark first
+    found = _parsed(path, path.read_text(encoding="utf-8-sig", errors="surrogateescape"))
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"--config {path}: must be a table of options, such as batch_size")
     for name in found:

@@ -49,6 +49,7 @@ def place(name: str, where: Mapping[str, str] | None) -> str:
 def readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
     """One error of pydantic as a sentence."""
     message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    message = message.replace("a valid tuple", "a list")
     if error["type"] in ("missing", "too_long"):
         message = "must be as many numbers as the default has, separated by commas"
     if not error["loc"]:
@@ -72,7 +73,11 @@ def implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
     """Raise ValueError if a field is excluded by another field, or needs another choice of it."""
-    for name in without_effect(dataclasses.asdict(recipe), defaults):
+    values = dataclasses.asdict(recipe)
+    for name, value in values.items():
+        if value == "":  # as of a variable of the shell that is not set
+            raise ValueError(f"{flag(name)} is empty: give a value, or leave it out")
+    for name in without_effect(values, defaults):
         other, choices = ONLY[name]
         if choices == (True,):
             raise ValueError(f"{flag(name)} needs {flag(other)}")

@@ -137,13 +137,23 @@ def new_optimizer(
     kind, names = OPTIMIZERS[recipe.optimizer]
     chosen = {
         "lr": recipe.peak_lr,
-        "layers": rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay),
+        "layers": rates if recipe.layer_decay is None else _decayed_by_depth(recipe, model, recipe.layer_decay),
         "scaling": new_scaling(recipe, _included(recipe, model)),
         # the moments would have the dtype of the weights
         "state_dtype": torch.float32 if recipe.master_weights else None,
         **{name: getattr(recipe, name) for name in (*SHARED, *names)},
     }
     return kind(groups, **{**chosen, **options})
+
+
+def _decayed_by_depth(recipe: Recipe, model: nn.Module, decay: float) -> dict[str, float]:
+    try:
+        return layer_decay(model, decay)
+    except ValueError as error:  # its advice is about arguments of `layer_decay`
+        raise ValueError(
+            f"--layer-decay {decay:g} needs one list of blocks with nearly all parameters, which {recipe.model} does "
+            "not have: leave it out"
+        ) from error
 
 
 def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:

@@ -117,12 +117,14 @@ class Trainer:
         called = wrap(self.model, recipe, self.world)
         self.rates = given
         if recipe.rates == "layerwise":
-            # magnitudes of the gradient of a step, the mean over its passes and processes, in float32 with any --amp
+            # magnitudes of the gradient of a step, the mean over its passes and processes. `calibrate` turns mixed
+            # precision off for weights in float32
             steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
-            found = calibrate(
-                called, until_stopped(self.passes.weighted(steps), agree), self._weighted_loss, steps=steps,
-                accumulate=self.accumulation, init=False, progress=progress, backend=recipe.backend,
-            )  # fmt: skip
+            with self.mixed_precision():
+                found = calibrate(
+                    called, until_stopped(self.passes.weighted(steps), agree), self._weighted_loss, steps=steps,
+                    accumulate=self.accumulation, init=False, progress=progress, backend=recipe.backend,
+                )  # fmt: skip
             rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers]
             rates = LayerRates(rows, found.steps)
             self.rates = rates.exclude(*left_out) if left_out else rates

@@ -90,6 +90,11 @@ def test_random_erasing_is_timms_in_8_bits(probability, timm):
     assert erased == 8 if probability == 1 else 0 < erased < 8
 
 
+def test_a_policy_that_timm_does_not_know_is_refused(timm):
+    with pytest.raises(ValueError, match=r"^augmentation='rand-q7' is not a policy of timm .*: give one such"):
+        training_transform("rand-q7", 8, 0.0)
+
+
 def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     monkeypatch.setitem(sys.modules, "torchvision", None)

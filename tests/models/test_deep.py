@@ -144,7 +144,8 @@ def test_normalizations(norm, parameters):
         ("vit4x96p0", 16, "image size 16 is not a multiple of 0"),
         ("davidnet0", 32, "width 0 must be at least 1"),
         ("davidnet4", 7, "image size 7 is below 8"),
-        ("vit6x60", 28, "width 60: the width must be a multiple of 16"),
+        ("vit6x60", 28, "depth 6 and width 60: the depth must be at least 1, the width a multiple of 16"),
+        ("vit0x16", 8, "depth 0 and width 16: the depth must be at least 1"),
     ],
 )  # fmt: skip
 def test_refused(name, size, message):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import open_data
@@ -71,6 +70,17 @@ def test_a_model_as_it_comes(command):
     assert not list(Path.cwd().iterdir())
 
 
+def test_a_folder_whose_name_looks_like_markup(command, folder):
+    (folder.parent / "[").mkdir()
+    folder.rename(folder.parent / "[" / "b]")
+    assert command("train --eval-only --out [/b]").output.startswith("[/b] after step 8:\n")
+    output = command("train --eval-only --weights [/b]/model.pt --device cpu").output
+    assert output.startswith("resnet with the weights in [/b]/model.pt:\n")
+    (folder.parent / "[" / "b].txt").write_text("a text " * 20)
+    line = "train --data text:[/b].txt --model gpt1 --context 4 --batch-size 4 --steps 1 --rates single --device cpu"
+    assert "text:[/b].txt: " in command(f"{line} --dry-run").output
+
+
 def test_refusals_are_one_line(command, folder):
     def told(line):
         output = command(line, code=2).output
@@ -85,7 +95,9 @@ def test_refusals_are_one_line(command, folder):
     assert "is for another model: blocks.2.conv1.weight" in told("train --eval-only --out run --model resnet20")
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
-    assert "run has no checkpoint to test" in told("train --eval-only --out run")
+    assert "run has no checkpoint to test: train longer, or give --weights" in told("train --eval-only --out run")
+    (folder / "run.json").write_text('[{"config": 3}]')
+    assert "run/run.json is not a list of the starts of a run" in told("train --eval-only --out run")
 
 
 @pytest.mark.parametrize("options", [{"pretrained": True}, {"model_args": ("pretrained=True",)}])
@@ -109,7 +121,7 @@ def test_weights_of_a_checkpoint_are_not_fetched_as_well(options, timm, tmp_path
         **options,
     )
     running.run(recipe)
-    evaluate_only(None, {"out": recipe.out}, Console())
+    evaluate_only(None, {"out": recipe.out})
     assert asked == [True, False]
-    evaluate_only(None, {**options, "model": recipe.model, "image_size": 8, "device": "cpu"}, Console())
+    evaluate_only(None, {**options, "model": recipe.model, "image_size": 8, "device": "cpu"})
     assert asked == [True, False, True]

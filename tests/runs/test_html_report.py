@@ -268,8 +268,7 @@ def test_a_folder_without_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("run.json", "[{}]"),
-        ("run.json", '[{"config": []}]'),
+        ("run.json", '[{"config": {}}]'),
         ("metrics.jsonl", '{"kind": "train", "step": 1}\n'),
         ("metrics.jsonl", '{"kind": "validation", "step": 1}\n'),
         ("layers.jsonl", '{"kind": "layers", "step": 1, "names": ["a"], "weight": [], "elr": [1.0]}\n'),

@@ -13,7 +13,6 @@ import pytest
 import torch
 from interrupted import assert_equal_runs, in_a_child, killing, records
 from PIL import Image
-from rich.console import Console
 
 from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
@@ -147,12 +146,6 @@ def test_a_run_does_not_resume_with_other_data_of_the_same_size(change, tmp_path
     changed(tmp_path / "data")
     with pytest.raises(ValueError, match=rf"a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
-    # a run of an older version without fingerprints
-    [path] = (tmp_path / "runs/train/checkpoints").glob("*2.pt")
-    saved = torch.load(path, weights_only=True)
-    del saved["config"][loop.FINGERPRINT]
-    torch.save(saved, path)
-    assert running.run(recipe) == 0
 
 
 def test_other_code_is_reported(straight, tmp_path, capfd):
@@ -187,7 +180,7 @@ def test_a_run_has_the_rates_of_a_file_that_is_gone(straight, tmp_path):
     with pytest.raises(ValueError, match=r"--rates .*rates.json has other rates than the run in .*run began with"):
         running.run(recipe)
     path.unlink()
-    evaluate_only(None, {"out": str(folder)}, Console(quiet=True))
+    evaluate_only(None, {"out": str(folder)})
     assert running.run(recipe) == 0
     assert_equal_runs(tmp_path / "whole", folder)
     with pytest.raises(FileNotFoundError, match=r"^--rates .*rates.json: there is no such file"):

@@ -177,6 +177,13 @@ def test_a_file_is_between_the_preset_and_the_command_line(file, text, command, 
     assert (third.optimizer, third.lr, third.batch_size) == ("adamw", 0.01, 512)
 
 
+def test_epochs_of_the_command_line_replace_steps_of_a_file(command, asked, tmp_path):
+    (tmp_path / "a.toml").write_text("steps = 5\n")
+    for options in ("", "--epochs 2", "--epochs 2 --steps 3"):
+        command(f"train --config a.toml {options}")
+    assert [(recipe.epochs, recipe.steps) for recipe in asked] == [(20.0, 5), (2.0, None), (2.0, 3)]
+
+
 @pytest.mark.parametrize(
     ("line", "files", "message"),
     [

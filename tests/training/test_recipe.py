@@ -271,6 +271,11 @@ WRONG = [
     ({"optimizer": "adam"}, "--optimizer adam: must be 'sgd', 'adamw' or 'lion'"),
     ({"augmentation": "weak"}, "--augmentation weak: must be none, basic, strong, three, or a policy of timm such as "
                                "rand-m7-mstd0.5"),
+    # timm would ignore the part without a number
+    ({"augmentation": "rand-high"}, "--augmentation rand-high: must be none, basic, strong, three, or a policy of timm "
+                                    "such as rand-m7-mstd0.5"),
+    ({"exclude": 3}, "--exclude 3: must be a list"),
+    ({"rates": ""}, "--rates is empty: give a value, or leave it out"),
     ({"epochs": 0}, "--epochs 0: must be greater than 0"),
     ({"batch_size": 0}, "--batch-size 0: must be greater than or equal to 1"),
     ({"batch_size": "many"}, "--batch-size many: must be a valid integer, unable to parse string as an integer"),
@@ -434,8 +439,10 @@ def test_preset_fields_for_another_choice_are_dropped(preset, options, left):
 def test_a_recipe_survives_its_file(name, tmp_path):
     # a name may be any bytes
     recipe = resolve(name, {"exclude": ("a*", "ü"), "out": 'C:\\x "y" \x7f \udcff'})
-    files.replace_text(tmp_path / "recipe.toml", recipe.to_toml())
-    assert resolve(None, read_recipe(tmp_path / "recipe.toml")) == recipe
+    # an editor may put a mark first
+    for mark in ("", "\ufeff"):
+        files.replace_text(tmp_path / "recipe.toml", mark + recipe.to_toml())
+        assert resolve(None, read_recipe(tmp_path / "recipe.toml")) == recipe
 
 
 def rates(per_epoch=1, **options):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainings import ALONE, prepared
+from trainings import prepared
 
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World
@@ -118,11 +118,6 @@ def test_each_pass_is_mixed_for_itself(data, monkeypatch, timm):
     assert [mixed(0, 0, micro, size=1) for micro in (0, 1, 2)] == [
         found[place] for place in ((0, 0, 0), (1, 0, 0), (0, 0, 1))
     ]
-
-
-def test_an_odd_number_of_images_has_no_pairs(data, timm):
-    with pytest.raises(ValueError, match="--mixup and --cutmix pair the images of a pass, but it has 3"):
-        Trainer(dataclasses.replace(BASE, mixup=0.5, batch_size=9, micro_batch=3), ALONE, data)
 
 
 @pytest.mark.long

@@ -134,6 +134,13 @@ def test_master_weights_train_as_mixed_precision(model, data):
         assert {value.dtype for key, value in state[name].items() if key != "step"} == {torch.float32}
 
 
+def test_rates_are_measured_with_master_weights(data):
+    options = {"model": "resnet", "amp": "bf16", "rates": "layerwise", "calibration_steps": 2}
+    rates, exact = (trained(data, **options, master_weights=wanted).rates for wanted in (True, False))
+    for name, eta in exact.items():
+        assert rates[name] == pytest.approx(eta, rel=0.1), name
+
+
 def test_synchronized_statistics_keep_names_and_parameters(monkeypatch):
     """Without GPUs the layers are exchanged, and not called."""
     spread = []

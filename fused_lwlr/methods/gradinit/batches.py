@@ -51,9 +51,6 @@ def endless(source: Iterable[Any], steps: int, fewest: int, most: int) -> Iterat
 
     Args:
         fewest, most: the numbers of items that one of the steps may take.
-
-    Raises:
-        ValueError: there are too few items for the steps, or for one step.
     """
     once, number = isinstance(source, Iterator), f"{most * steps} minibatches"
     advice = (
@@ -82,9 +79,6 @@ def join(first: Any, second: Any) -> Any:
     """Joins the samples of two minibatches: pairs, mappings, and any nesting of them.
 
     Tensors of the most frequent first size are joined along it; all other values must be equal in both.
-
-    Raises:
-        ValueError: two minibatches do not fit together; the message names the difference.
     """
     sizes = samples(first), samples(second)
 

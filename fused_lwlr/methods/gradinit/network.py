@@ -41,9 +41,6 @@ class Network:
 
         The parameters stay in place while `use` runs, since layers under `torch.utils.checkpoint` compute once more
         when it takes gradients.
-
-        Raises:
-            ValueError: the loss is not a scalar, is not finite, or depends on no parameter.
         """
         values = {f"model.{name}": param for name, param in params.items()}
 
@@ -78,12 +75,7 @@ class _Holder(nn.Module):
 
 
 def check_model(model: nn.Module, function: str) -> None:
-    """Refuses a model whose weights cannot be scaled.
-
-    Raises:
-        ValueError: no parameter requires a gradient; a parameter is a DTensor, or neither float32 nor float64; or the
-            model is wrapped in DistributedDataParallel. The message names the parameter.
-    """
+    """Refuses a model whose weights cannot be scaled."""
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
             "model is wrapped in DistributedDataParallel, whose replicas would get different scales: call "

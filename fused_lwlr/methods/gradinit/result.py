@@ -3,10 +3,10 @@
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from fused_lwlr.methods.gradinit.rules import Branch
 
@@ -36,7 +36,41 @@ class MetaInitStep:
     quotient: float
 
 
-class GradInitResult(NamedTuple):
+@dataclass(frozen=True)
+class _Result:
+    """Scales and a history. It unpacks into these two, as a tuple does."""
+
+    scales: dict[str, float]
+    history: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.scales, self.history))
+
+    def __repr__(self) -> str:
+        low, high = min(self.scales.values()), max(self.scales.values())
+        scales, steps = f"{len(self.scales)} scales from {low:.3g} to {high:.3g}", f"{len(self.history)} steps"
+        return f"{type(self).__name__}({scales}, {steps}, {self._course()})"
+
+    def __str__(self) -> str:
+        width = max(map(len, self.scales))
+        rows = (f"{name:{width}}  {value:.4f}" for name, value in self.scales.items())
+        return "\n".join([f"{'parameter':{width}}  scale", *rows, repr(self)])
+
+    def _course(self) -> str:
+        """How the steps went, for `repr`."""
+        raise NotImplementedError
+
+    def to_json(self, path: str | Path) -> None:
+        """Write scales and history to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
+        Path(path).write_text(json.dumps(asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, repr=False)
+class GradInitResult(_Result):
     """The result of `gradinit_`. It unpacks into its two attributes.
 
     Attributes:
@@ -44,30 +78,16 @@ class GradInitResult(NamedTuple):
         history: one `GradInitStep` for each step.
     """
 
-    scales: dict[str, float]
     history: tuple[GradInitStep, ...]
 
-    def __repr__(self) -> str:
+    def _course(self) -> str:
         after = [step.loss_after for step in self.history if step.loss_after is not None]
         seen = f", loss after a step {after[0]:.4g} at first, {after[-1]:.4g} at last" if after else ""
-        constraint = sum(step.branch == "constraint" for step in self.history)
-        return (
-            f"GradInitResult({_summary(self.scales)}, {len(self.history)} steps, {constraint} on the constraint{seen})"
-        )
-
-    def __str__(self) -> str:
-        return f"{_table(self.scales)}\n{self!r}"
-
-    def to_json(self, path: str | Path) -> None:
-        """Write scales and history to a JSON file.
-
-        Args:
-            path: the file to write.
-        """
-        _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
+        return f"{sum(step.branch == 'constraint' for step in self.history)} on the constraint{seen}"
 
 
-class MetaInitResult(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class MetaInitResult(_Result):
     """The result of `metainit_`. It unpacks into its two attributes.
 
     Attributes:
@@ -75,24 +95,11 @@ class MetaInitResult(NamedTuple):
         history: one `MetaInitStep` for each step, with the loss and the gradient quotient.
     """
 
-    scales: dict[str, float]
     history: tuple[MetaInitStep, ...]
 
-    def __repr__(self) -> str:
+    def _course(self) -> str:
         first, last = self.history[0].quotient, self.history[-1].quotient
-        quotient = f"gradient quotient {first:.4g} at first, {last:.4g} at last"
-        return f"MetaInitResult({_summary(self.scales)}, {len(self.history)} steps, {quotient})"
-
-    def __str__(self) -> str:
-        return f"{_table(self.scales)}\n{self!r}"
-
-    def to_json(self, path: str | Path) -> None:
-        """Write scales and history to a JSON file.
-
-        Args:
-            path: the file to write.
-        """
-        _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
+        return f"gradient quotient {first:.4g} at first, {last:.4g} at last"
 
 
 def warn_of_one_branch(history: Sequence[GradInitStep], gamma: float) -> None:
@@ -114,18 +121,3 @@ def warn_of_one_branch(history: Sequence[GradInitStep], gamma: float) -> None:
             f"nothing kept the gradient small. Give a lower gamma ({advice}), or gamma=math.inf to go without"
         )
     warnings.warn(f"gradinit_: {message}", UserWarning, stacklevel=3)
-
-
-def _summary(scales: dict[str, float]) -> str:
-    return f"{len(scales)} scales from {min(scales.values()):.3g} to {max(scales.values()):.3g}"
-
-
-def _table(scales: dict[str, float]) -> str:
-    width = max(map(len, scales))
-    return "\n".join(
-        [f"{'parameter':{width}}  scale", *(f"{name:{width}}  {value:.4f}" for name, value in scales.items())]
-    )
-
-
-def _write(path: str | Path, content: dict[str, object]) -> None:
-    Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

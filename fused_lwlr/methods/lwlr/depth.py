@@ -103,11 +103,7 @@ def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
 
 
 def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
-    """Returns the names of the blocks, in order.
-
-    Raises:
-        ValueError: no such blocks, or none found.
-    """
+    """Returns the names of the blocks, in order."""
     modules = dict(model.named_modules())
     if wanted is None:
         wanted = _trunk(model)

@@ -88,9 +88,6 @@ def growth(model: nn.Module, base: nn.Module, twins: Mapping[str, str]) -> Itera
 
     Args:
         twins: name of each parameter -> name of the parameter of the base that it is compared with.
-
-    Raises:
-        ValueError: the base has another number of dimensions.
     """
     params, based = dict(model.named_parameters()), dict(base.named_parameters())
     matrices, small = _matrices_of(model), _matrices_of(base)
