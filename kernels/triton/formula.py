@@ -8,6 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from fused_lwlr.kernels import formula
 from fused_lwlr.kernels.triton.numbers import HEADER
@@ -108,4 +109,9 @@ def _compiled(function: Callable[..., Tensor], exact: bool, outside: tuple[Any, 
             names[name] = tl.tensor if value is Tensor or value is formula.Value else value
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    return triton.jit(copy)
+    found = triton.jit(copy)
+    if not knobs.runtime.interpret:
+        # Triton 3.4 would take a kernel with other numbers from its cache
+        used = function.__code__.co_names
+        found.hash = f"{found.cache_key} {[names[name].value for name in used if type(names.get(name)) is tl.constexpr]}"
+    return found
