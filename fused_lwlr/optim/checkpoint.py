@@ -25,7 +25,7 @@ from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import local
 
 NAMED = ("params", "param_names")
-KEPT = ("layers", "max_lr", "ema")
+KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
@@ -83,6 +83,12 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
     group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
     group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
     if corrects_decay(group):
+        if "max_lr" not in group:
+            raise ValueError(
+                "the state dict has layers with corrected_decay, but no 'max_lr', in parameter group "
+                f"{number}. torch.distributed.checkpoint loads it only if the optimizer has it: construct the "
+                f"optimizer with the same layers=, or set max_lr of param_groups[{number}] before"
+            )
         # raises, as every step would
         max_lr(group)
     return group, [theirs["params"][at] for at in order]
