@@ -227,7 +227,7 @@ def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
         raise ValueError(problem)
     if is_addressable(value) and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
-    return torch.empty(rows, device=local(param).device).copy_(value.detach())
+    return torch.empty(rows, dtype=torch.float32, device=local(param).device).copy_(value.detach())
 
 
 def _other(param: Tensor, value: Any) -> Any:
