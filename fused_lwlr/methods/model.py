@@ -117,9 +117,10 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     buffers = [
-        (module, name, buffer, buffer.clone())
+        # also None: forward passes may fill such a buffer
+        (module, name, buffer, None if buffer is None else buffer.clone())
         for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
+        for name, buffer in module._buffers.items()
     ]
     modes = [(module, module.training) for module in model.modules()]
     python_state, numpy_state = random.getstate(), np.random.get_state()
@@ -137,7 +138,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
                 param.copy_(value)
                 param.grad = grad
             for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
+                module._buffers[name] = None if buffer is None else buffer.copy_(value)
         for module, training in modes:
             module.training = training
 
