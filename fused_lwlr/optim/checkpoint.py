@@ -18,9 +18,9 @@ from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr, slices_of
-from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
+from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import radius_misfit, stale_names
+from fused_lwlr.optim.state import radius_misfit, stale_names, steps_of
 from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import local
 
@@ -201,9 +201,7 @@ def _value(options: StepOptions, group: dict[str, Any], at: int, name: Any, valu
     if name == "step":
         # without values there is no count, see `state_of`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
-        taken = 1.0 if unknown else number_of(value)
-        if taken is None or not (taken >= 0 and taken.is_integer()):
-            raise ValueError(f"must be a number of steps, not {shown(value)}")
+        taken = 1.0 if unknown else steps_of(value)
         return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA):
         return _other(param, value)

@@ -267,6 +267,22 @@ def test_edits_of_a_group_that_are_out_of_range(name, backend, option, value, me
         train((ours,), (named,), 1)
 
 
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("count", [None, "x", -1, math.nan, 2.5, [1], torch.ones(2), torch.tensor(-1.0)], ids=str)
+def test_step_counts_that_are_none(count, nonfinite, device):
+    """Counted by the host and by the device. Bias corrections would turn weights into NaN."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS["adamw"](named, **OPTIONS["adamw"], nonfinite=nonfinite)
+    train((ours,), (named,), 1)
+    right, before = ours.state[named[1][1]]["step"], snapshot(ours, named)
+    ours.state[named[1][1]]["step"] = count
+    gradients(named)
+    with pytest.raises(ValueError, match="state 'step' of parameter 'p1' must be a number of steps, not "):
+        ours.step()
+    ours.state[named[1][1]]["step"] = right
+    assert identical(snapshot(ours, named), before)
+
+
 @every_name
 def test_more_parameters_than_names(name, params, device):
     ours = OURS[name](params[:1], **OPTIONS[name])
