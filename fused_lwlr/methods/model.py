@@ -117,7 +117,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    # forward passes may replace a buffer, or fill one that is None
+    # forward passes can set buffers
     owned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
     python_state, numpy_state = random.getstate(), np.random.get_state()
