@@ -29,7 +29,7 @@ EXTRA_CLI = {
     "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
     "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
 }  # fmt: skip
-GIVE_WAY = 30
+GIVE_WAY = 10
 """Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
 LEFT = re.compile("Connection (closed|reset) by peer")
 """The message of gloo when another process has ended."""

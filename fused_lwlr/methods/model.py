@@ -116,11 +116,9 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     """Restores weights, buffers, gradients, training modes and random number generators on exit or error."""
     reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # forward passes can set buffers
+    owned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = sorted({param.device.index for param, _, _ in params if param.device.type == "cuda"})
@@ -136,8 +134,10 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
             for param, value, grad in params:
                 param.copy_(value)
                 param.grad = grad
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
+            for buffer, value in buffers:
+                buffer.copy_(value)
+            for own, before in owned:
+                own.update(before)
         for module, training in modes:
             module.training = training
 

@@ -23,7 +23,12 @@ from fused_lwlr.optim.layer_stats import step_statistics
 from fused_lwlr.optim.option_table import check_option, names_of
 from fused_lwlr.optim.options import Layers, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
-from fused_lwlr.optim.validate import check_selection, checked_group, is_made_by_zero_redundancy_optimizer
+from fused_lwlr.optim.validate import (
+    check_edits,
+    check_selection,
+    checked_group,
+    is_made_by_zero_redundancy_optimizer,
+)
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local
 from fused_lwlr.step_statistics import StepStatistics
@@ -94,6 +99,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     _buckets: Any = None
     """The handle of `step_in_backward` or `offload_to_cpu`."""
     _skip_report: SkipReport | None = None
+    _given: Sequence[Any] = ()
+    """The options of all param groups in the last step."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
@@ -161,13 +168,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
 
         Raises:
-            ValueError: a group has layers that do not fit it, or decay as of Adam.
+            ValueError: a group has layers that do not fit it, too few names, or decay as of Adam.
         """
         for group, labels in zip(self.param_groups, labels_of(self.param_groups), strict=True):
             group.setdefault("capturable", False)
             # torch.optim sets it for its own classes alone
             group.setdefault("maximize", False)
             group.setdefault("ema", None)
+            if len(labels) < (count := len(group["params"])):
+                raise ValueError(
+                    f"a param group has {count} parameters, but {len(labels)} names: add parameters by "
+                    "add_param_group(), or add their names to group['param_names']"
+                )
             layers = entries_of(group, labels, group.get("layers"))
             if layers is not None and isinstance(group["layers"], list):
                 # the user may hold the list, and edit it again
@@ -192,9 +204,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         group = self.param_groups[-1]
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
-        if self.options.lr_in_momentum:
-            # saved with the state, whose meaning it changes; without the option a group is as of torch
-            group["lr_in_momentum"] = True
+        if "momentum" in group:
+            # saved with the state, whose meaning it changes; torch.distributed.checkpoint drops keys that a group lacks
+            group["lr_in_momentum"] = self.options.lr_in_momentum
         try:
             if group.setdefault("layers", None) is not None:
                 group["layers"] = entries_of(group, labels_of(self.param_groups)[-1], group["layers"])
@@ -291,6 +303,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups, last = self.param_groups, self._last_plans or ()
         plans = last[number] if number < len(last) else None
         try:
+            self._given = check_edits(groups, self._given)
             if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
                 plans.release_gradients()
                 plans = None
@@ -302,6 +315,10 @@ class FusedOptimizer(torch.optim.Optimizer):
                 self.complete_groups()
                 plans = Plans(self.options, groups, self.state, bucket)
             self._skip_report = plans.step(groups, self.state, loss_scale)
+        except BaseException:
+            # the plans have the gradients of this step, but statistics of the last one
+            self._last_plans = None
+            raise
         finally:
             if plans is not None:
                 plans.release_gradients()

@@ -18,14 +18,14 @@ from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr, slices_of
-from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
+from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import radius_misfit, stale_names
+from fused_lwlr.optim.state import radius_misfit, stale_names, steps_of
 from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import local
 
 NAMED = ("params", "param_names")
-KEPT = ("layers", "max_lr", "ema")
+KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
@@ -83,6 +83,12 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
     group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
     group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
     if corrects_decay(group):
+        if "max_lr" not in group:
+            raise ValueError(
+                "the state dict has layers with corrected_decay, but no 'max_lr', in parameter group "
+                f"{number}. torch.distributed.checkpoint loads it only if the optimizer has it: construct the "
+                f"optimizer with the same layers=, or set max_lr of param_groups[{number}] before"
+            )
         # raises, as every step would
         max_lr(group)
     return group, [theirs["params"][at] for at in order]
@@ -195,9 +201,7 @@ def _value(options: StepOptions, group: dict[str, Any], at: int, name: Any, valu
     if name == "step":
         # without values there is no count, see `state_of`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
-        taken = 1.0 if unknown else number_of(value)
-        if taken is None or not (taken >= 0 and taken.is_integer()):
-            raise ValueError(f"must be a number of steps, not {shown(value)}")
+        taken = 1.0 if unknown else steps_of(value)
         return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA):
         return _other(param, value)
@@ -221,7 +225,7 @@ def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
         raise ValueError(problem)
     if is_addressable(value) and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
-    return torch.empty(rows, device=local(param).device).copy_(value.detach())
+    return torch.empty(rows, dtype=torch.float32, device=local(param).device).copy_(value.detach())
 
 
 def _other(param: Tensor, value: Any) -> Any:

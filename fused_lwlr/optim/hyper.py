@@ -10,7 +10,7 @@ from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
-from fused_lwlr.optim.option_table import check_option, number_of
+from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 
 
@@ -31,8 +31,6 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     if options.lr_in_momentum:
         lr, own = 1.0, {**own, "gradient_gain": lr}
     ema = group[EMA]
-    if ema is not None and not (type(ema) is float and 0 <= ema < 1):
-        check_option(EMA, ema)
     numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
     for value in (lr, row.decay, *numbers):

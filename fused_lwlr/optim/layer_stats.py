@@ -24,7 +24,7 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
     if stepped is None:
         raise RuntimeError(
             "layer_stats() shows the last step, but step() was not called yet, or not since load_state_dict() or "
-            "step_in_backward(): call it first"
+            "step_in_backward(), or it raised an error: call it first"
         )
     # a plan without any gradient has the statistics of an earlier step
     plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]

@@ -96,7 +96,7 @@ class Plan:
                     self.table.steps[i] = 1
                 # SGD without momentum has no entries, and makes no state
                 if member.entries:
-                    states[member.param].update(member.entries)
+                    states.setdefault(member.param, {}).update(member.entries)
                 if member.param in states and "step" not in member.entries:
                     # no later step would update the count
                     states[member.param].pop("step", None)

@@ -11,6 +11,7 @@ from fused_lwlr.kernels.tensors import real, sum_dtype
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.layer_options import Groups
+from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import completion_of, local
@@ -36,17 +37,21 @@ def state_of(
     """
     entries = {name: _entry(options, label, param, name, state) for name in entry_names(options, group, param)}
     columns = options.rule.columns(group)
-    first = _was_skipped(on_device, state) or all(state.get(name) is None for name in columns)
+    first = _was_skipped(on_device, state, label) or all(state.get(name) is None for name in columns)
     if on_device and columns and first and not options.rule.counts_steps:
         # steps that were taken without momentum do not count
         state = {name: value for name, value in state.items() if name != "step"}
     if on_device:
+        step = state.get("step", 0)
+        if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
+            # the host does not wait for a count on a device
+            _count_of(state, label)
         # state without a count is from steps that the host counted or did not need to count
         entries["step"] = torch.as_tensor(
             state.get("step", float(not first)), dtype=torch.float32, device=param.device
         )  # fmt: skip
         return entries, 1.0
-    return entries, _count_of(state) if options.rule.counts_steps else float(not first)
+    return entries, _count_of(state, label) if options.rule.counts_steps else float(not first)
 
 
 def is_complete(
@@ -137,15 +142,26 @@ def _sq_sum(param: Tensor, row: Row, state: Mapping[str, Any]) -> Tensor:
     return weight.square().sum(dtype=sum_dtype(weight.device))
 
 
-def _was_skipped(on_device: bool, state: Mapping[str, Any]) -> bool:
+def _was_skipped(on_device: bool, state: Mapping[str, Any], label: str = "a parameter") -> bool:
     """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-    return not on_device and "step" in state and not _count_of(state)
+    return not on_device and "step" in state and not _count_of(state, label)
 
 
-def _count_of(state: Mapping[str, Any]) -> float:
+def _count_of(state: Mapping[str, Any], label: str) -> float:
     """Returns the number of steps taken; 1 if the count has no value, as on the meta device."""
     step = state.get("step", 0)
-    return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else float(step)
+    try:
+        return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)
+    except ValueError as error:
+        raise ValueError(f"state 'step' of {label} {error}") from None
+
+
+def steps_of(value: Any) -> float:
+    """Returns a step count as a float, or raises ValueError."""
+    count = number_of(value)
+    if count is None or not (count >= 0 and count.is_integer()):
+        raise ValueError(f"must be a number of steps, not {shown(value)}")
+    return count
 
 
 def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:

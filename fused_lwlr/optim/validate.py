@@ -2,6 +2,9 @@
 
 import sys
 import warnings
+from collections.abc import Sequence
+from itertools import compress, cycle, repeat
+from operator import is_not
 from typing import Any
 
 import torch
@@ -21,6 +24,8 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
+EDITABLE = tuple(name for name in names_of("group") if name != "layers")
+"""The options of param groups that may change between two steps. New plans check `layers`."""
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
 
@@ -115,6 +120,23 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     options.check_fused(own.get("fused"))
     # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
     return {name: value for name, value in given.items() if name not in shared} if shared else given
+
+
+def check_edits(groups: Groups, before: Sequence[Any]) -> list[Any]:
+    """Returns the options of all param groups after a check of the values that are not the same objects as before.
+
+    Tensors on a device are not checked, since this would wait for the device.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    # EDITABLE stands for an option that a group lacks
+    now = [group.get(name, EDITABLE) for group in groups for name in EDITABLE]
+    known = before if len(before) == len(now) else repeat(EDITABLE)
+    for name, value in compress(zip(cycle(EDITABLE), now, strict=False), map(is_not, now, known)):
+        if value is not EDITABLE and not (isinstance(value, Tensor) and not value.is_cpu):
+            check_option(name, value, "a param group")
+    return now
 
 
 def is_made_by_zero_redundancy_optimizer() -> bool:

@@ -183,7 +183,7 @@ def test_the_error_of_one_process_is_shown(run, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("time.sleep", waited.append)
     assert run("train --goal 0.1", 2).stderr.startswith("Error: --goal is for")
-    assert waited == [30]
+    assert waited == [10]
 
 
 def test_a_field_of_splits_is_no_option(run, tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ def test_dicts_have_the_keys_of_torchs(stepped, name, desc, backend):
     for group, other in zip(mine["param_groups"], theirs["param_groups"], strict=True):
         assert group.pop("layers") is None
         assert group.pop("ema") is None
+        assert group.pop("lr_in_momentum", False) is False
         # ours has no flag for it
         assert group.pop("foreach") is None
         assert other.pop("foreach") is False

@@ -141,6 +141,9 @@ def test_model_and_generators_are_as_before(init, fails):
     for _ in range(2):
         model(torch.randn(4, 1, 5, 5))
     model.head.weight.grad = torch.randn(4, 6)
+    # the forward pass of a model may fill a buffer
+    model.register_buffer("seen", None)
+    model.register_forward_pre_hook(lambda module, inputs: setattr(module, "seen", inputs[0]))
 
     def batches():
         for x, y in data(3):

@@ -10,6 +10,11 @@ from pairs import compare_weights, twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, SHAPES, TORCH, compare, cost, gradients, parameters, saved, train, twin
 from tolerances import EPS, close, same
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.optim import lr_scheduler
 
 import fused_lwlr
@@ -130,6 +135,21 @@ def test_a_state_dict_whose_max_lr_is_none(max_lr, device):
     with pytest.raises(ValueError, match=r"max_lr=.* must be a finite number above 0"):
         optimizer.load_state_dict(checkpoint)
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["max_lr"]) == (0.1, 0.1)
+
+
+def test_a_distributed_state_dict_whose_max_lr_is_lost(device):
+    """torch drops the keys of groups that the optimizer lacks."""
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    model = torch.nn.Linear(3, 2, device=device)
+    ours = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, layers={"*": {"corrected_decay": True}})
+    found = get_optimizer_state_dict(model, ours, options=options)
+    again = fused_lwlr.AdamW(model.named_parameters(), lr=0.7)
+    with pytest.raises(ValueError, match=r"no 'max_lr'.* or set max_lr of param_groups\[0\] before"):
+        set_optimizer_state_dict(model, again, found, options=options)
+    again.param_groups[0]["max_lr"] = 0.7
+    set_optimizer_state_dict(model, again, found, options=options)
+    assert again.param_groups[0]["max_lr"] == 0.1
+    assert again.layers() == ours.layers()
 
 
 def test_an_lr_of_0_is_no_maximum(device):

@@ -1,5 +1,6 @@
 """The default device and the default dtype of the process: no step depends on them."""
 
+from contextlib import contextmanager
 from itertools import cycle
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from steps import OPTIONS, OURS, identical, snapshot, uniform
 from torch import nn
 
-from fused_lwlr import ELR, LAMB, BalancedLR, calibrate, layer_statistics
+from fused_lwlr import ELR, LAMB, BalancedLR, Hyperball, calibrate, layer_statistics
 from fused_lwlr.methods.gradinit.metainit import gaussian_batches
 
 ROWS = [
@@ -18,7 +19,17 @@ ROWS = [
     {"clip_global_norm": 0.5, "nonfinite": "skip", "state_dtype": torch.bfloat16},
     {"nonfinite": "raise", "layers": {"half": 0.5, "full[0:1]": 2.0}},
     {"capturable": True},
+    {"scaling": Hyperball()},
 ]
+
+
+@contextmanager
+def double():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def trained(name, backend, options, device):
@@ -56,11 +67,8 @@ def test_steps_do_not_depend_on_defaults(name, backend, options, device):
     expected = trained(name, backend, options, device)
     with torch.device("meta"):
         assert identical(trained(name, backend, options, device), expected)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with double():
         assert identical(trained(name, backend, options, device), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_calibration_does_not_depend_on_the_default_device(device):
@@ -72,8 +80,9 @@ def test_calibration_does_not_depend_on_the_default_device(device):
         assert dict(calibrate(model, batches, nn.functional.cross_entropy)) == expected
 
 
-def test_random_minibatches_do_not_depend_on_the_default_device():
+@pytest.mark.parametrize("default", [lambda: torch.device("meta"), double], ids=["device", "dtype"])
+def test_random_minibatches_do_not_depend_on_defaults(default):
     expected = next(gaussian_batches((4, 3), 2))
-    with torch.device("meta"):
+    with default():
         found = next(gaussian_batches((4, 3), 2))
-    assert all(map(torch.equal, found, expected))
+    assert identical(found, expected)

@@ -161,6 +161,21 @@ def test_logger_refuses_no_steps(every):
 
 
 @every_case
+def test_after_a_step_that_was_refused(name, backend, device):
+    """Names of its gradients would label statistics of the step before."""
+    optimizer, named, _ = statistics(name, backend, device, LARS())
+    named[0][1].grad = None
+    optimizer.param_groups[0]["lr"] = math.nan
+    with pytest.raises(ValueError, match="'lr' of a param group"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="or it raised an error: call it first"):
+        optimizer.layer_stats()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step()
+    assert optimizer.layer_stats().names == tuple(key for key, _ in named[1:])
+
+
+@every_case
 def test_after_a_step_without_gradients(name, backend, device):
     """The messages distinguish this from no step, no step since loading, and a step with another scaling."""
     optimizer, named, _ = statistics(name, backend, device, LARS())

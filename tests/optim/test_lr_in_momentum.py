@@ -8,6 +8,11 @@ from cases import every_backend
 from steps import identical, parameters, snapshot, uniform
 from tolerances import EPS
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import fused_lwlr
 from fused_lwlr import ELR, LAMB, LARC, LARS, SGD, BalancedLR, ClipByLayer
@@ -155,6 +160,23 @@ def test_a_state_dict_of_the_other_placement_is_refused(mine, theirs, device):
     with pytest.raises(ValueError, match="'lr_in_momentum' of parameter group 0 of the state dict is"):
         optimizer.load_state_dict(source.state_dict())
     assert identical(before, snapshot(optimizer, named))
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("options", [{}, {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}], ids=str)
+def test_a_distributed_state_dict_of_the_other_placement_is_refused(options, held, device):
+    """torch drops the keys of groups that the optimizer lacks, and takes the keys that the dict lacks from it."""
+    options = StateDictOptions(**options)
+    models = [nn.Linear(3, 2, device=device) for _ in range(2)]
+    source, other = (
+        SGD(model.parameters(), **{**NUMBERS, "lr_in_momentum": is_in})
+        for model, is_in in zip(models, (held, not held), strict=True)
+    )
+    # the groups of torch's dict lack the key
+    (other if held else source).load_state_dict(torch.optim.SGD(models[0].parameters(), momentum=0.9).state_dict())
+    found = get_optimizer_state_dict(models[0], source, options=options)
+    with pytest.raises(ValueError, match="'lr_in_momentum' of parameter group 0 of the state dict is"):
+        set_optimizer_state_dict(models[1], other, found, options=options)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Options and dtypes that change in mid-training, grad mode, and the code that runs."""
 
+from collections import defaultdict
 from contextlib import nullcontext
 
 import pytest
@@ -119,3 +120,12 @@ def test_backend_names_the_code_that_runs(name, asked, dtypes, expected, device)
     ours = OURS[name](params, lr=0.1, backend=asked)
     assert ours.backend == {str(params[0].device): expected}
     assert ours.options.backend == asked
+
+
+@every_case
+def test_state_that_is_a_plain_dict(name, backend, device):
+    """Some trainers replace the state; the first step makes entries in any dict."""
+    ours, torchs, named, expected = beside_torch(name, SHAPES, device, backend)
+    ours.state, torchs.state = {}, defaultdict(dict)
+    step(ours, torchs, named, expected)
+    step(ours, torchs, named, expected)

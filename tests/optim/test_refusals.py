@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from cases import every_case, every_name
+from cases import CASES, every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
 
 from fused_lwlr import ELR, LARS, ClipByLayer
@@ -232,6 +232,67 @@ def test_integer_parameter_is_refused(name, device):
 @every_name
 def test_values_of_a_group_that_are_out_of_range(name, option, value, params):
     refused_in_a_group(name, {option: value}, f"{option}=.* must be ", params)
+
+
+NUMBER, SWITCH, PAIR = "a finite number", "True or False", "two numbers, at least 0 and below 1"
+EDITS = [
+    ("lr", "0.1", NUMBER), ("lr", math.nan, NUMBER), ("lr", -0.1, NUMBER), ("lr", None, NUMBER),
+    ("weight_decay", None, NUMBER), ("weight_decay", "0", NUMBER), ("momentum", True, NUMBER),
+    ("momentum", torch.ones(2), NUMBER), ("dampening", "0.1", NUMBER), ("eps", None, NUMBER),
+    ("nesterov", "no", SWITCH), ("maximize", "no", SWITCH), ("amsgrad", "no", SWITCH),
+    ("betas", 0.9, PAIR), ("betas", (0.9,), PAIR), ("betas", (0.9, 1.0), PAIR), ("betas", ("0.9", 0.99), PAIR),
+    ("ema", 1.0, "a number, at least 0 and below 1"),
+]  # fmt: skip
+LACKS = {"sgd": ("betas", "eps", "amsgrad"), "adamw": ("momentum", "dampening", "nesterov")}
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "option", "value", "message"),
+    [(*case, *edit) for case in CASES for edit in EDITS if edit[0] not in LACKS[case[0]]],
+    ids=str,
+)
+def test_edits_of_a_group_that_are_out_of_range(name, backend, option, value, message, device):
+    """They are refused before anything is written, in the first step and later, also where only the type is wrong."""
+    named = parameters([(3,), (2,)], torch.float32, device)
+    ours = OURS[name]([{"params": named[:1]}, {"params": named[1:]}], **OPTIONS[name], backend=backend)
+    group = ours.param_groups[1]
+    for _ in range(2):
+        right, before = group[option], snapshot(ours, named)
+        group[option] = value
+        gradients(named)
+        with pytest.raises(ValueError, match=rf"'{option}' of a param group must be {message}"):
+            ours.step()
+        group[option] = right
+        assert identical(snapshot(ours, named), before)
+        train((ours,), (named,), 1)
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("count", [None, "x", -1, math.nan, 2.5, [1], torch.ones(2), torch.tensor(-1.0)], ids=str)
+def test_step_counts_that_are_none(count, nonfinite, device):
+    """Counted by the host and by the device. Bias corrections would turn weights into NaN."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS["adamw"](named, **OPTIONS["adamw"], nonfinite=nonfinite)
+    train((ours,), (named,), 1)
+    right, before = ours.state[named[1][1]]["step"], snapshot(ours, named)
+    ours.state[named[1][1]]["step"] = count
+    gradients(named)
+    with pytest.raises(ValueError, match="state 'step' of parameter 'p1' must be a number of steps, not "):
+        ours.step()
+    ours.state[named[1][1]]["step"] = right
+    assert identical(snapshot(ours, named), before)
+
+
+@every_name
+def test_more_parameters_than_names(name, params, device):
+    ours = OURS[name](params[:1], **OPTIONS[name])
+    ours.param_groups[0]["params"].append(params[1][1])
+    gradients(params)
+    with pytest.raises(ValueError, match="a param group has 2 parameters, but 1 names: add parameters by"):
+        ours.step()
+    ours.param_groups[0]["param_names"].append("p1")
+    ours.step()
+    assert list(ours.layers()) == ["p0", "p1"]
 
 
 def test_groups_of_adam(params):

@@ -188,5 +188,5 @@ def gaussian_batches(shape: Sequence[int], classes: int, seed: int = 0) -> Itera
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
-        inputs = torch.randn(tuple(shape), generator=generator, device="cpu")
+        inputs = torch.randn(tuple(shape), generator=generator, dtype=torch.float32, device="cpu")
         yield inputs, torch.randint(0, classes, tuple(shape[:1]), generator=generator, device="cpu")
