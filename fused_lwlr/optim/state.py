@@ -153,7 +153,7 @@ def _count_of(state: Mapping[str, Any], label: str) -> float:
     try:
         return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)
     except ValueError as error:
-        raise ValueError(f"state 'step' of {label} {error}") from None
+        raise ValueError(f"'step' in the state of {label} {error}") from None
 
 
 def steps_of(value: Any) -> float:

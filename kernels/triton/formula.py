@@ -112,6 +112,6 @@ def _compiled(function: Callable[..., Tensor], exact: bool, outside: tuple[Any, 
     found = triton.jit(copy)
     if not knobs.runtime.interpret:
         # Triton 3.4 would take a kernel with other numbers from its cache
-        used = function.__code__.co_names
-        found.hash = f"{found.cache_key} {[names[name].value for name in used if type(names.get(name)) is tl.constexpr]}"
+        values = map(names.get, function.__code__.co_names)
+        found.hash = f"{found.cache_key} {[each.value for each in values if type(each) is tl.constexpr]}"
     return found

@@ -277,7 +277,7 @@ def test_step_counts_that_are_none(count, nonfinite, device):
     right, before = ours.state[named[1][1]]["step"], snapshot(ours, named)
     ours.state[named[1][1]]["step"] = count
     gradients(named)
-    with pytest.raises(ValueError, match="state 'step' of parameter 'p1' must be a number of steps, not "):
+    with pytest.raises(ValueError, match="'step' in the state of parameter 'p1' must be a number of steps, not "):
         ours.step()
     ours.state[named[1][1]]["step"] = right
     assert identical(snapshot(ours, named), before)
