@@ -60,7 +60,7 @@ ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}, "hyperbal
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
 # ours has multipliers and averages, torch's one of its implementations
-NOT_COMPARED = ("capturable", "params", "layers", "ema", "foreach", "fused")
+NOT_COMPARED = ("capturable", "params", "layers", "ema", "lr_in_momentum", "foreach", "fused")
 
 
 def _large(grad, size):

@@ -113,5 +113,5 @@ def _compiled(function: Callable[..., Tensor], exact: bool, outside: tuple[Any, 
     if not knobs.runtime.interpret:
         # Triton 3.4 would take a kernel with other numbers from its cache
         values = map(names.get, function.__code__.co_names)
-        found.hash = f"{found.cache_key} {[each.value for each in values if type(each) is tl.constexpr]}"
+        found.hash = f"{found.cache_key} {[each.value for each in values if isinstance(each, tl.constexpr)]}"
     return found
