@@ -82,7 +82,7 @@ class Table:
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.device_tables: dict[tuple[str, ...], Any] = {}
         self.capturable = False
-        self.present = bytes(map(EXISTS, grads))
+        self._complete, self.present = b"\x01" * len(params), bytes(map(EXISTS, grads))
         self.grad_addresses, self.grad_forms = np.array(addresses_of(grads), dtype=np.int64), 0
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
@@ -96,13 +96,16 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        present = bytes(map(EXISTS, grads))
-        there = list(compress(grads, present))
-        complete = len(there) == len(grads)
-        examples = there if complete else self.examples(grads)
-        same = self._have_same_forms(*examples)
-        if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
-            return False
+        # True only if all are present
+        same = self._have_same_forms(*grads)
+        there, present = grads, self._complete
+        if not same:
+            present = bytes(map(EXISTS, grads))
+            there = list(compress(grads, present))
+            examples = self.examples(grads)
+            same = present != self._complete and self._have_same_forms(*examples)
+            if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
+                return False
         addresses = list(map(POINTER, there)) if same else addresses_of(there)
         if min(addresses, default=SMALL) < SMALL and not all(map(_has_memory, there, addresses)):
             return False

@@ -81,7 +81,7 @@ class Plans:
         # for each member, whether it has a gradient; the same of the last step, None before the first step
         self._present: bytes
         self._last: bytes | None = None
-        self._set_present(self._present_in_tables())
+        self._set_present(b"".join([plan.table.present for plan in self.plans]))
 
     def take_gradients(
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
@@ -103,7 +103,7 @@ class Plans:
         for plan in self.plans:
             if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
                 return False
-        present = self._present_in_tables()
+        present = b"".join([plan.table.present for plan in self.plans])
         if present != self._present:
             if not self._fits_any_gradients:
                 return False
@@ -178,9 +178,6 @@ class Plans:
         except (RuntimeError, TypeError):
             # a sparse tensor, or an entry that is not a tensor
             return None
-
-    def _present_in_tables(self) -> bytes:
-        return b"".join([plan.table.present for plan in self.plans])
 
     def _set_present(self, present: bytes) -> None:
         """Notes which members have a gradient, and which plans are launched."""

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import compress, cycle, repeat
+from itertools import chain, compress, product, repeat
 from operator import is_not
 from typing import Any
 
@@ -130,11 +130,10 @@ def check_edits(groups: Groups, before: Sequence[Any]) -> list[Any]:
     Raises:
         ValueError: an option is out of range.
     """
-    # EDITABLE stands for an option that a group lacks
-    now = [group.get(name, EDITABLE) for group in groups for name in EDITABLE]
-    known = before if len(before) == len(now) else repeat(EDITABLE)
-    for name, value in compress(zip(cycle(EDITABLE), now, strict=False), map(is_not, now, known)):
-        if value is not EDITABLE and not (isinstance(value, Tensor) and not value.is_cpu):
+    now = [value for group in groups for value in map(group.get, EDITABLE)]
+    changed = map(is_not, now, chain(before, repeat(EDITABLE)))
+    for (group, name), value in compress(zip(product(groups, EDITABLE), now, strict=True), changed):
+        if name in group and not (isinstance(value, Tensor) and not value.is_cpu):
             check_option(name, value, "a param group")
     return now
 

@@ -176,7 +176,7 @@ def test_only_weights_change(gamma):
     expected = gradinit_(deepcopy(model), batches, cross_entropy, lr=0.1, gamma=gamma, steps=4)
     with unchanged(model, weights=False), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         scales, history = gradinit_(model, noisy(batches * 3), cross_entropy, lr=0.1, gamma=gamma, steps=4)
-    assert (scales, history) == expected
+    assert (scales, history) == (expected.scales, expected.history)
     assert list(scales) == [name for name, p in model.named_parameters() if p.requires_grad]
     assert {name for name, scale in scales.items() if scale == 1} >= {"unused.weight", "unused.bias"}
     assert len({*scales.values()}) > 5

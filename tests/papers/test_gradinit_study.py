@@ -33,7 +33,8 @@ from fused_lwlr.papers.training import recipe_of, trainer_of
 def test_study(tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.papers.gradinit.MEASURED", 2)
     (accuracy, differences, variance, grid), jobs = quick("gradinit", tmp_path, "--model", "noshort8x2-nobn", *FEW)
-    assert [row["initialization"] for row in accuracy] == list(LABELS.values())
+    labels = [label for start, label in LABELS.items() if start != "gradinit-relative"]
+    assert [row["initialization"] for row in accuracy] == labels
     of = {(p["init"], p["tau"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
     assert accuracy[0]["first epoch %"] == spread([of["kaiming", 0.0, seed]["first"] for seed in (0, 1)], 1)
     # each at its best rate by the loss on held-out images
@@ -49,7 +50,7 @@ def test_study(tmp_path, monkeypatch):
     for init in ("metainit", "metainit-adam", "gradinit", "gradinit-normalized"):
         factor = np.array(of[init, 0.03, 0]["after"]) / np.array(of[init, 0.03, 0]["before"])
         assert abs(factor - 1).max() > 1e-3
-    assert [row["initialization"] for row in variance] == list(LABELS.values())[1:]
+    assert [row["initialization"] for row in variance] == labels[1:]
     assert len(grid) == 8
 
 
@@ -59,13 +60,16 @@ def trainer(model="noshort8x2-nobn", **fields):
     return found
 
 
-@pytest.mark.parametrize(("start", "size"), [("metainit", 64), ("metainit-adam", 64), ("gradinit", 32)])
+@pytest.mark.parametrize(
+    ("start", "size"), [("metainit", 64), ("metainit-adam", 64), ("gradinit", 32), ("gradinit-relative", 32)]
+)
 def test_an_initialization_takes_one_pass_over_the_data(start, size, monkeypatch):
     """GradInit joins two halves of a minibatch; none of the images comes twice."""
     seen = []
 
-    def taken(model, batches, loss, *, steps, **options):
+    def taken(model, batches, loss, *, steps, relative_gamma=None, **options):
         assert steps is None
+        assert relative_gamma == (0.8 if start == "gradinit-relative" else None)
         seen.extend(inputs for inputs, _ in batches)
 
     monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", taken)
@@ -124,16 +128,25 @@ def test_learned_scalars():
     assert {round(param.item(), 4) == 1 for name, param in scalars.items() if "head" in name} == {False}
 
 
-def test_more_seeds_run_at_the_best_rate():
-    study = find("gradinit")
+@pytest.mark.parametrize(
+    ("name", "model", "others"),
+    [
+        ("gradinit", "resnet", ("gradinit-relative",)),
+        ("gradinit-fashion", "noshort20x8-nobn", ("metainit", "metainit-adam")),
+    ],
+)
+def test_more_seeds_run_at_the_best_rate(name, model, others):
+    study, starts = find(name), {init: taus for init, (_, _, taus) in STARTS.items() if init not in others}
+    assert {job.parameters["init"] for job in study.jobs(study.settings())} == set(starts)
     rows = [
-        {"model": "resnet", "init": init, "tau": tau, "seed": seed, "val_loss": abs(tau - 0.03), "last": 90.0}
-        for init, (_, _, taus) in STARTS.items() for tau in taus for seed in (0, 1)
+        {"model": model, "init": init, "tau": tau, "seed": seed, "val_loss": abs(tau - 0.03), "last": 90.0}
+        for init, taus in starts.items() for tau in taus for seed in (0, 1)
     ]  # fmt: skip
     found = study.more(study.settings(seeds=4), pandas.DataFrame(rows))
     assert [(job.parameters["init"], job.parameters["tau"], job.parameters["seed"]) for job in found] == [
-        (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, (_, _, taus) in STARTS.items() for seed in (2, 3)
+        (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, taus in starts.items() for seed in (2, 3)
     ]
+    assert all(job.parameters.get("image_size") == (14 if name == "gradinit-fashion" else None) for job in found)
     # these seeds do not change the choice
     rows += [{**job.parameters, "val_loss": 9.0, "last": 90.0} for job in found]
     assert study.more(study.settings(seeds=4), pandas.DataFrame(rows)) == found

@@ -267,7 +267,7 @@ def test_a_run_of_an_older_version_resumes(command, tmp_path):
         del saved["config"][name]
     torch.save(saved, path)
     assert "is done" in command(line).output
-    assert "  --min-lr: (absent) -> 0.001\n" in command(f"{line} --min-lr 0.001", 2).stderr
+    assert "  --min-lr: 0.0 -> 0.001\n" in command(f"{line} --min-lr 0.001", 2).stderr
 
 
 @pytest.mark.parametrize("code", [0, 143])
