@@ -96,14 +96,14 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        # True only if all are present
-        same = self._have_same_forms(*grads)
+        # usually all gradients are present, and have the forms of the last step
+        same = self.present == self._complete and self._have_same_forms(*grads)
         there, present = grads, self._complete
         if not same:
             present = bytes(map(EXISTS, grads))
             there = list(compress(grads, present))
             examples = self.examples(grads)
-            same = present != self._complete and self._have_same_forms(*examples)
+            same = self._have_same_forms(*examples)
             if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
                 return False
         addresses = list(map(POINTER, there)) if same else addresses_of(there)
