@@ -113,7 +113,7 @@ class Table:
             self._have_same_forms = form_check(examples)
             self.grad_forms += 1
         self.present = present
-        self.grad_addresses = np.zeros(len(grads), dtype=np.int64)
+        self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
         self.grad_addresses[np.frombuffer(present, dtype=bool)] = addresses
         self.columns["grad"] = tuple(grads)
         return True
