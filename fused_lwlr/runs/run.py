@@ -52,11 +52,13 @@ def run(recipe: Recipe) -> int:
         if wanted:
             # a missing package should be reported before rates are measured
             import_extra(board)
-    with world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
+    with world_of(recipe.device) as world, ExitStack() as held:
         held.enter_context(reproducible(recipe.deterministic, world.device))
         trainer = Trainer(recipe, world, load_data(recipe))
         screen = Screen(world.first)
         from_first(lambda: _lock(Path(recipe.out), held))
+        # not earlier: a signal ends a process that still opens its data at once
+        flag = held.enter_context(StopFlag())
         if isinstance(trainer.data.train, Stream):
             screen.say(
                 f"--loader {recipe.loader} decides order and augmentation: a killed run resumes "

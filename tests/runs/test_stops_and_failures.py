@@ -120,6 +120,14 @@ def test_a_signal_does_not_wait_for_a_preparation(options, passes, tmp_path, cap
     assert not (tmp_path / "run").exists()
 
 
+def test_a_signal_ends_a_run_that_opens_its_data_at_once(tmp_path, capfd):
+    """With SIGTERM, torchrun ends processes that find the same error a little later than another one."""
+    recipe = dataclasses.replace(RECIPE, out=str(tmp_path / "run"))
+    assert in_a_child(recipe, lambda: killing(running, "load_data", 1, signal.SIGTERM)) == -signal.SIGTERM
+    assert capfd.readouterr() == ("", "")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_signal_before_the_first_step_takes_none(tmp_path, capfd):
     recipe = dataclasses.replace(RECIPE, rates="layerwise", calibration_steps=1, out=str(tmp_path / "run"))
     assert in_a_child(recipe, lambda: killing(loop.Loop, "begin", 1, signal.SIGTERM)) == 143
