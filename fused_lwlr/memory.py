@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,11 +55,12 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     # sorted by start, a tensor can only overlap tensors that begin before it and have not ended yet
     spans.sort()
     begun: list[tuple[int, int]] = []
+    outline = cache(lambda i: _outline(tensors[i]))
     for start, stop, i in spans:
         begun = [(end, j) for end, j in begun if end > start]
         for _, j in begun:
             # spans may interleave, as for columns of a matrix
-            if np.shares_memory(_outline(tensors[i]), _outline(tensors[j])):
+            if np.shares_memory(outline(i), outline(j)):
                 return j, i
         begun.append((stop, i))
     return None

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fused_lwlr.models.blocks import Arguments, Block
 from fused_lwlr.models.deep import Pooled
 
 
@@ -43,27 +44,6 @@ class ResNet(nn.Module):
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
-    """Self-attention and a two-layer perceptron, each after a layer normalization and with a shortcut."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 4 * width)
-        self.fc2 = nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        qkv = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, width // self.heads)
-        attended = functional.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4))  # (batch, heads, tokens, ·)
-        x = x + self.proj(attended.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))  # type: ignore[no-any-return]
-
-
 class ViT(nn.Module):
     """Blocks over patches, by default about 8 x 8, and a class token; for images of 8 to 64 pixels.
 
@@ -91,7 +71,8 @@ class ViT(nn.Module):
         self.patch_embed = nn.Conv2d(channels, width, side, side)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.randn(1, 1 + (image_size // side) ** 2, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(width, heads=width // 16) for _ in range(depth)))
+        arguments = Arguments(width=width, heads=width // 16)
+        self.blocks = nn.Sequential(*(Block(arguments, post=False, causal=False) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 

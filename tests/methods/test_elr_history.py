@@ -179,13 +179,14 @@ def test_layers_without_gradient_and_weights_of_zeros_do_not_count():
 def test_slices_are_layers():
     model = ViT(image_size=8, channels=1, classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    recorders = [ELRRecorder(model, select=s).watch(optimizer) for s in ("*qkv.weight", ["blocks.0.qkv.weight[48:96]"])]
+    key = "blocks.0.attention.qkv.weight[48:96]"
+    recorders = [ELRRecorder(model, select=s).watch(optimizer) for s in ("*qkv.weight", [key])]
     cross_entropy(model(torch.randn(4, 1, 8, 8)), torch.arange(4)).backward()
     optimizer.step()
     every, one = (recorder.history for recorder in recorders)
     assert len(every.names) == 12
-    assert one.names == ("blocks.0.qkv.weight[48:96]",)
-    grad = model.blocks[0].qkv.weight.grad[48:96]
+    assert one.names == (key,)
+    grad = model.blocks[0].attention.qkv.weight.grad[48:96]
     assert one.grad_norm[0, 0] == pytest.approx(grad.norm().item(), rel=1e-5)
 
 

@@ -135,8 +135,8 @@ def test_mup_of_decay_by_the_root_of_the_width():
 
 VIT_KINDS = {
     "cls_token": 1, "pos_embed": 10, "patch_embed.weight": 10, "blocks.0.norm1.weight": 1,
-    "blocks.0.qkv.weight[0:48]": 8,
-    "blocks.0.qkv.bias[48:96]": 8, "blocks.0.qkv.weight[96:144]": 4, "blocks.0.proj.bias": 4, "blocks.0.fc1.weight": 6,
+    "blocks.0.attention.qkv.weight[0:48]": 8, "blocks.0.attention.qkv.bias[48:96]": 8,
+    "blocks.0.attention.qkv.weight[96:144]": 4, "blocks.0.attention.proj.bias": 4, "blocks.0.fc1.weight": 6,
     "blocks.3.fc2.bias": 6, "norm.bias": 1, "head.weight": 1,
 }  # fmt: skip
 

@@ -41,7 +41,8 @@ def test_frozen_layers_do_not_count():
 def test_layer_decay(blocks):
     eta = multipliers.layer_decay(ViT(**SIZE), 0.5, blocks=blocks)
     expected = {"cls_token": 0, "pos_embed": 0, "patch_embed.bias": 0, "norm.weight": 5, "head.weight": 5}
-    expected |= {f"blocks.{i}.{name}": 1 + i for i in range(4) for name in ("norm1.bias", "qkv.weight", "fc2.bias")}
+    names = ("norm1.bias", "attention.qkv.weight", "fc2.bias")
+    expected |= {f"blocks.{i}.{name}": 1 + i for i in range(4) for name in names}
     assert {name: eta[name] for name in expected} == {name: 0.5 ** (5 - depth) for name, depth in expected.items()}
 
 

@@ -66,7 +66,7 @@ def test_a_vit_of_another_depth_width_or_patch(name, depth, width, image_size, p
     assert len(model.blocks) == depth
     assert model.patch_embed.weight.shape == (width, 1, patch, patch)
     assert model.pos_embed.shape == (1, 1 + (image_size // patch) ** 2, width)
-    assert {block.heads for block in model.blocks} == {width // 16}
+    assert {block.attention.heads for block in model.blocks} == {width // 16}
     assert model(torch.randn(2, 1, image_size, image_size)).shape == (2, 34)
 
 
