@@ -23,7 +23,7 @@ LRS = {
     "momentum, decay": (0.01, 0.02, 0.04, 0.08, 0.16),
     "neither": (0.075, 0.15, 0.3, 0.6),
     "constrained": (0.015, 0.03, 0.06, 0.12),
-    "no decay": (0.004, 0.008, 0.016),
+    "no decay": (0.002, 0.004, 0.008, 0.016),
 }
 """The rates to choose from."""
 PAPER = {arm: figures[2] for arm, figures in elr_constrained.PAPER.items()} | {("no decay", "yes"): "1.290"}
