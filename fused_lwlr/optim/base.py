@@ -159,6 +159,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         found: dict[str, set[str]] = {}
         for param in (local(param) for group in self.param_groups for param in group["params"]):
+            if not (param.dtype.is_floating_point or param.dtype.is_complex):
+                # integers, such as quantized weights, have no gradient
+                continue
             addressable = is_lazy(param) or (is_addressable(param) and not param.is_inference())
             module = ops.pick(self.options.backend, param.device, param.dtype, addressable=addressable)
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")

@@ -140,6 +140,10 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
             check_option(name, theirs[name], where)
         elif name not in (*SWITCHES, *KEPT):
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
+    # AdamW has every option and state of Lion, whose lr is far lower
+    for name in names_of("group"):
+        if name in theirs and name not in (*mine, *KEPT):
+            raise ValueError(f"{where} has {name!r}: it belongs to another kind of optimizer, since this one has none")
 
 
 def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any) -> defaultdict[Any, Any]:

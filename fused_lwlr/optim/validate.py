@@ -97,10 +97,11 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     own = {**defaults, **given} if isinstance(given, dict) else {}
     params = own.get("params")
     if isinstance(params, list) and params and isinstance(params[0], str):
-        # the keys of a param group that is not in a list
-        raise TypeError(
-            f"params contains the string {params[0]!r}: put the param group into a list, {options.optimizer}([group])"
-        )
+        # the keys of a dict: of a param group that is not in a list, or of named parameters
+        fix = f"put the param group into a list, {options.optimizer}([group])"
+        if "params" not in params:
+            fix = "pass model.named_parameters(), or the items() of a dict of parameters"
+        raise TypeError(f"params contains the string {params[0]!r}: {fix}")
     for name in (*names_of("flag"), *names_of("group")):
         for options_of in (defaults, own):
             if name in options_of:

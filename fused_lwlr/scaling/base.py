@@ -223,7 +223,9 @@ class Scaling:
             # patterns may be an iterator, which can be read only once
             select = tuple(self.select) if isinstance(self.select, Iterable) else (self.select,)
             if not all(isinstance(pattern, str) for pattern in select):
+                # one line, also if it has tensors
+                given = " ".join(repr(self.select).split())
                 raise ValueError(
-                    f"{type(self).__name__}(select={self.select!r}) must be a predicate, a name, or names and patterns"
+                    f"{type(self).__name__}(select={given:.80}) must be a predicate, a name, or names and patterns"
                 )
             object.__setattr__(self, "select", select)

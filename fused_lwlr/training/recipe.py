@@ -172,24 +172,22 @@ class Recipe:
     )
     random_erasing: Part = _data(0.0, "Part of the training images in which a rectangle is erased.")
     repeats: Count = _data(
-        1, "Repeated augmentation: so many differently augmented copies of an image in a batch; epochs stay as long."
+        1, "Repeated augmentation: copies of an image in a batch, each augmented differently. Epochs stay as long."
     )
     mixup: NonNegativeFloat = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
     cutmix: NonNegativeFloat = _data(0.0, "Strength of CutMix; 0 for none.")
-    crop_pct: Share = _data(0.875, "Part of a side that the crop of validation keeps.")
-    mean: Channels = _data((0.485, 0.456, 0.406), "Mean of the channels, which is taken out.", metavar="R,G,B")
-    std: Channels = _data(
-        (0.229, 0.224, 0.225), "Standard deviation of the channels, which is divided by.", metavar="R,G,B"
-    )
+    crop_pct: Share = _data(0.875, "Part of a side that the validation crop keeps.")
+    mean: Channels = _data((0.485, 0.456, 0.406), "Mean of each channel, to subtract.", metavar="R,G,B")
+    std: Channels = _data((0.229, 0.224, 0.225), "Standard deviation of each channel, to divide by.", metavar="R,G,B")
     corrupt: Literal["refuse", "skip"] = _data(
-        "refuse", "An image that cannot be read: refuse to go on, or skip and count it."
+        "refuse", "An image that cannot be read: end the run, or skip and count it."
     )
     workers: NonNegativeInt | None = _data(
         None,
         "Processes that load data, for each process that trains.",
         shown="the cores of the machine by the processes that train on it, at most 8; none for data in memory and text",
     )
-    prefetch: Count = _data(2, "Passes that each of them loads ahead; --dry-run shows the memory that this takes.")
+    prefetch: Count = _data(2, "Passes that each worker loads ahead; --dry-run shows the memory that this takes.")
 
     loss: Literal["ce", "bce"] = _loss(
         "ce", "Cross entropy, or binary cross entropy of each class for itself, averaged over classes."
@@ -208,7 +206,7 @@ class Recipe:
     lr_scaling: Literal["none", "linear", "sqrt"] = _optimizer(
         "none", "How --lr changes from --lr-batch-size to --batch-size."
     )
-    lr_batch_size: Count = _optimizer(256, "With --lr-scaling: batch size that --lr was found at.")
+    lr_batch_size: Count = _optimizer(256, "With --lr-scaling: the batch size to which --lr belongs.")
     momentum: Part = _optimizer(0.9, "Momentum of SGD.")
     nesterov: bool = _optimizer(False, "Nesterov momentum of SGD.")
     lr_in_momentum: bool = _optimizer(False, "Keep the learning rate in the momentum buffer, as MLPerf does.")
@@ -248,7 +246,7 @@ class Recipe:
         shown="weights of two or more dimensions; with ng and clip all",
         metavar="PATTERN",
     )
-    goal: PositiveFloat | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
+    goal: PositiveFloat | None = _optimizer(None, "With --scaling elr: the value of ‖g‖ / ‖w‖ of every layer.")
     trust_coefficient: PositiveFloat = _optimizer(0.001, "With --scaling lars or larc.")
     ratio: PositiveFloat | None = _optimizer(None, "With --scaling floor: the smallest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
     ceiling: PositiveFloat | None = _optimizer(
@@ -302,17 +300,19 @@ class Recipe:
         "largest ‖g‖ / ‖w‖ of the scale-invariant weights.",
         shown="none: the rate rises by equal steps",
     )
-    schedule: Literal["cosine", "polynomial", "step"] = _schedule("cosine", "How it falls after that.")
+    schedule: Literal["cosine", "polynomial", "step"] = _schedule(
+        "cosine", "How the learning rate falls after the warm-up."
+    )
     power: PositiveFloat = _schedule(2.0, "With --schedule polynomial.")
     step_epochs: PositiveFloat = _schedule(30.0, "With --schedule step: epochs from each step to the next.")
     step_factor: Annotated[float, Field(gt=0, lt=1)] = _schedule(
-        0.1, "With --schedule step: what the rate is multiplied by."
+        0.1, "With --schedule step: factor of the rate at each step."
     )
     min_lr: NonNegativeFloat = _schedule(0.0, "Learning rate that the schedule ends at.")
     batch_size: Count = _schedule(64, "Images, or sequences of text, in a step, of all processes together.")
     micro_batch: Count | None = _schedule(
         None,
-        "At most so many in one pass of one process; gradients of several passes make a step.",
+        "Largest number of images or sequences in a pass of a process; the gradients of its passes make a step.",
         shown="all of a process's part",
     )
     amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
@@ -330,9 +330,7 @@ class Recipe:
         "Implementation of the fused steps: auto takes Triton on a GPU and the same kernels compiled for the CPU "
         "elsewhere, or PyTorch if there is no compiler.",
     )
-    out: str = _run(
-        "runs/train", "Folder of the run. The same command again goes on with what is in it.", metavar="FOLDER"
-    )
+    out: str = _run("runs/train", "Folder of the run. The same command resumes the run in it.", metavar="FOLDER")
     checkpoint_minutes: PositiveFloat = _run(10.0, "Minutes between checkpoints.")
     log_every: Count | None = _run(None, "Steps between two lines of metrics.", shown="50, but at least once an epoch")
     eval_every: Count | None = _run(
@@ -351,7 +349,7 @@ class Recipe:
     )
     stats_every: NonNegativeInt = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
     tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
-    wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
+    wandb: bool = _run(False, "Log the same to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
 
     @model_validator(mode="before")
     @classmethod

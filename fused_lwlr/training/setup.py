@@ -204,7 +204,7 @@ def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
         raise ValueError(f"--rates {error}") from error
     names, own = {split_name(name)[0] for name in found}, {name for name, _ in model.named_parameters()}
     if names != own:
-        lacks = f"that has no {min(names - own)}" if names - own else f"of whose layers it lacks {min(own - names)}"
+        lacks = f"which has no {min(names - own)}" if names - own else f"whose layer {min(own - names)} is not in it"
         raise ValueError(f"--rates {path} is not for --model {recipe.model}, {lacks}: calibrate this model")
     return found
 

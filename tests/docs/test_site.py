@@ -64,6 +64,18 @@ def test_means_and_deviations_are_recorded(page):
     assert not set(re.findall(r"\d+(?:\.\d+)? ± \d+(?:\.\d+)?", page.read_text())) - known
 
 
+@named(PAGES)
+def test_a_number_beside_the_link_to_a_study_is_from_this_study(page):
+    """`[images](studies/NAME.md), +a ± b` and `a ± b ... ([NAME](studies/NAME.md))`."""
+    number, link = r"(\d+(?:\.\d+)? ± \d+(?:\.\d+)?)", r"\[[^\]]+\]\((?:docs/)?studies/([\w-]+)\.md\)"
+    text = page.read_text().replace("\n", " ")
+    beside = [found[::-1] for found in re.findall(rf"{link}, \D?{number}", text)]
+    beside += re.findall(rf"{number}[^±()|]*\((?:[^()]*[, ])?{link}\)", text)
+    tables = {study: (RECORDED / "studies" / study / "table.md").read_text() for _, study in beside}
+    assert not [(found, study) for found, study in beside if found not in tables[study]]
+    assert page.stem != "which-method" or len(beside) > 10
+
+
 def test_times_of_the_readme_are_recorded():
     rows = {line.split("|")[1].strip(): line for line in PAGES[0].read_text().splitlines() if line.startswith("|")}
     recorded = json.loads((RECORDED / "bench-amd-epyc.json").read_text())

@@ -134,7 +134,9 @@ def test_names(device):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_group_outside_of_a_list_is_refused(name, device):
-    group = layers_from_param_groups(grouped(parameters([(6, 5), (9,)], torch.float32, device), [{}]))
+def test_a_dict_in_place_of_parameters_is_refused(name, device):
+    named = parameters([(6, 5), (9,)], torch.float32, device)
     with pytest.raises(TypeError, match=r"contains the string 'params': put the param group into a list"):
-        ALL[name](group, lr=0.1)
+        ALL[name](layers_from_param_groups(grouped(named, [{}])), lr=0.1)
+    with pytest.raises(TypeError, match=r"contains the string 'p0': pass model\.named_parameters\(\), or the"):
+        ALL[name](dict(named), lr=0.1)

@@ -5,6 +5,7 @@ import pickle
 from dataclasses import dataclass
 
 import pytest
+import torch
 from cases import layers
 from steps import OURS
 
@@ -39,6 +40,7 @@ def test_numbers_out_of_range(scaling, field, values):
         (lambda: UpdateFloor(), r"UpdateFloor\(ratio=0.0, ceiling=inf\) changes no step: give a ratio, a ceiling"),
         (lambda: LARS(select=[1, 2]), r"LARS\(select=\[1, 2\]\)"),
         (lambda: NormalizedGradient(select=[None]), "select="),
+        (lambda: LARS(select=[torch.zeros(9, 9)]), r"^LARS\(select=\[tensor\(.{1,80} must be a predicate, a name, or"),
         (lambda: LARS(select=3), "select="), (lambda: LARS(select=None), "select="),
     ],
 )  # fmt: skip

@@ -93,7 +93,8 @@ def metainit_(
 
     Args:
         model: an initialized model in float32 or float64. It runs on the device of its parameters.
-        batches: minibatches as for `gradinit_`, one for each step. `gaussian_batches` makes the paper's random ones.
+        batches: minibatches as for `gradinit_`, one for each step. `fused_lwlr.methods.gradinit.gaussian_batches` makes
+            the paper's random ones.
         loss_fn: returns the mean loss over a minibatch, a scalar.
         rule: "signsgd" or "adam".
         lr: with "signsgd", the change of a norm in one step without momentum; with "adam", the learning rate of the

@@ -26,7 +26,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
-        options: the options that all optimizers share, see `FusedOptimizer`.
+        options: `layers`, `scaling` and others that all optimizers share, see `fused_lwlr.optim.FusedOptimizer`.
 
     Raises:
         ValueError: an argument is out of range or not supported, or a layer is not a parameter.

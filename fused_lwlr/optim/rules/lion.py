@@ -29,7 +29,7 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         betas: β₁ and β₂.
         weight_decay: decoupled weight decay; three to ten times AdamW's.
         maximize: maximizes the objective.
-        options: the options that all optimizers share, see `FusedOptimizer`.
+        options: `layers`, `scaling` and others that all optimizers share, see `fused_lwlr.optim.FusedOptimizer`.
 
     Raises:
         ValueError: an argument is out of range or not supported, or a layer is not a parameter.

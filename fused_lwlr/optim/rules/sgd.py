@@ -36,7 +36,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: the result of `fused_lwlr.scale_invariant`. Every step divides the weights of these layers by
             the largest of their norms, and rescales the tensors that depend on them. The function of the network does
             not change, up to the eps of its normalizations. It costs a launch that reads the weights.
-        options: the options that all optimizers share, see `FusedOptimizer`.
+        options: `layers`, `scaling` and others that all optimizers share, see `fused_lwlr.optim.FusedOptimizer`.
 
     Raises:
         ValueError: an argument is out of range or not supported, or a layer is not a parameter.
