@@ -46,5 +46,5 @@ def _common(
     is at initialization, the higher.
 
     Start with fused-lwlr demo: it trains small Transformers on text, which
-    takes 20 minutes of one core.
+    takes about ten minutes on two cores.
     """
