@@ -12,7 +12,7 @@ import pandas
 from matplotlib.figure import Figure
 
 from fused_lwlr import balance
-from fused_lwlr.papers.figures import panels
+from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, Values, cell, summary
 
@@ -30,6 +30,8 @@ PARTS = (0.0, 0.3, 0.6, 0.9)
 """p, of rates (1 ± p) · h^α."""
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLOSED = {1: balance.one_step_loss, 2: balance.two_step_loss}
+KINDS = {"exact": "exact", "closed": "formula", "trained": "trained"}
+"""Losses, and what the picture calls them."""
 FITTED = 1e-24
 """Losses below it are rounding errors: they start near 1."""
 
@@ -164,19 +166,12 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 def draw(results: Any) -> Figure:
     """Losses over p, divided by the loss at equal rates."""
     found = divisions(results)
-    figure, axes_of = panels(found.layers.nunique(), height=3)
-    axes_of[1].sharey(axes_of[0])
-    for axes, (layers, of_layers) in zip(axes_of, found.groupby("layers"), strict=True):
-        for (steps, of), color in zip(of_layers.groupby("steps"), ("C0", "C3"), strict=True):
-            one = of[of.seed == 0]
-            for name, curve, style in (("exact", one.exact, "-"), ("formula", one.closed, "--")):
-                axes.plot(one.part, curve / curve.iloc[0], style, color=color, label=f"{after(steps)}, {name}")
-            axes.plot(of.part, of.multiple, ".", color=color, markersize=4)
-        axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss / loss at equal rates")
-        title = f"{layers:g} layers, h = {results.h.iloc[0]:g}, α = {of_layers.alpha.iloc[0]:g}; dots: trained"
-        axes.set_title(title, fontsize="medium")
-        axes.legend(frameon=False, fontsize="small")
-    return figure
+    equal = found.groupby(["layers", "seed", "steps"])[list(KINDS)].transform("first")
+    of = pandas.concat([found.assign(loss=name, ratio=found[kind] / equal[kind]) for kind, name in KINDS.items()])
+    titles = {layers: f"{layers} layers, h = {results.h.iloc[0]:g}, α = {alpha:g}" for layers, alpha in ALPHA.items()}
+    of = of.assign(title=of.layers.map(titles), steps=of.steps.map(after))
+    names = ("p, of rates (1 ± p) · h^α", "loss / loss at equal rates")
+    return bands(of, x="part", y="ratio", labels=names, log="", hue="steps", style="loss", panel=("title",), marker="")
 
 
 STUDY = Study("balance", __doc__, jobs, tables, draw, options="seeds")

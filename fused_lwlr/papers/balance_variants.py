@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from fused_lwlr import balance
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.balance import FITTED, after
+from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell, summary
 
@@ -105,18 +106,13 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 def draw(results: Any) -> Figure:
     """The increase of the loss over steps, the lower one of both divisions."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    for i, (variant, of) in enumerate(results.groupby("variant", sort=False)):
-        least = divisions(of)[1].mean(axis=0).min(axis=0)
-        axes.plot(STEPS, least, f"C{i}o-", label=variant, markersize=3)
-    axes.axhline(0, color="0.5", linewidth=0.8)
-    axes.set(xscale="log", xlabel="steps", ylabel="loss in comparison with equal rates, %,\nlower of two divisions")
-    axes.set_xticks(STEPS, map(str, STEPS), minor=False)
-    axes.minorticks_off()
-    axes.set_yscale("symlog", linthresh=0.1)
-    figure.legend(loc="outside right center", frameon=False, fontsize="small")
-    axes.spines[["top", "right"]].set_visible(False)
+    of_variants = results.groupby("variant", sort=False)
+    least = {variant: divisions(of)[1].mean(axis=0).min(axis=0) for variant, of in of_variants}
+    of = pandas.DataFrame({"steps": STEPS, **least}).melt("steps", None, "network", "over")
+    names = ("steps", "loss in comparison with equal rates, %,\nlower of two divisions")
+    figure = bands(of, x="steps", y="over", labels=names, hue="network")
+    figure.axes[0].set_yscale("symlog", linthresh=0.1)
+    figure.axes[0].axhline(0, color="0.5", linewidth=0.8)
     return figure
 
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import ELR, SGD, AdamW, Lion, ScaleInvariant, scale_invariant
 from fused_lwlr.models.deep import NAME, kaiming_init_
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band, panels, shared_legend, unrolled
+from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, Values, across, summary
@@ -68,10 +68,9 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
-    """The loss on held-out images, the training loss, and the test accuracy of every epoch; None after divergence."""
+    """The loss on held-out images, the training loss, and the test accuracy; None after divergence."""
     scaling: dict[str, Any] = {"scaling": "elr", "goal": goal} if goal is not None else {}
-    found = train(recipe_of(init="model", **scaling, **common), optimizer=from_he, tuned=True)
-    return {**found.last, "accuracies": found.accuracies if found.problem is None else None}
+    return train(recipe_of(init="model", **scaling, **common), optimizer=from_he, tuned=True).last
 
 
 def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
@@ -172,22 +171,10 @@ def differences(best: Any) -> Table:
 
 
 def draw(results: Any) -> Figure:
-    """Test accuracy over rates, and over epochs at the best rates."""
-    results = results.assign(**{"warm-up": results.warmup})
-    rates = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float))
-    figure, (*ranges, epochs) = panels(1 + results.model.nunique(), height=3)
-    style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
-    name = "test accuracy in %"
-    for axes, (model, of) in zip(ranges, rates.groupby("model", sort=False), strict=True):
-        names = ("learning rate (× goal)", name)
-        band(axes, of, x="rate", y="test_accuracy", labels=names, title=model, marker="o", **style)
-    best = top(results)
-    first = best.model.iloc[0]
-    curves = unrolled(best[best.model == first], "accuracies", "epoch", start=1)
-    title = f"{first}, best rates"
-    band(epochs, curves, x="epoch", y="accuracies", labels=("epoch", name), title=title, log="", **style)
-    shared_legend(*ranges, epochs)
-    return figure
+    """Test accuracy over rates."""
+    rates = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float), **{"warm-up": results.warmup})
+    style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up", "panel": ("model",)}
+    return bands(rates, x="rate", y="test_accuracy", labels=("learning rate (× goal)", ACCURACY), **style)
 
 
 STUDY = Study("elr-constrained", __doc__, jobs, tables, draw, grid=GRID, epochs=10)

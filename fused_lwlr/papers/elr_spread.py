@@ -9,13 +9,14 @@ import math
 from itertools import product
 from typing import Any
 
+import pandas
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder
 from fused_lwlr.models.deep import NAME
 from fused_lwlr.papers.elr_constrained import from_he
-from fused_lwlr.papers.figures import band, panels, shared_legend
+from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import Trained, recipe_of, train
@@ -31,7 +32,7 @@ LOW = 0.1
 AVERAGES = ("elr_mean", "elr_spread", "rate_spread")
 """Averages of an `ELRHistory`."""
 RECORDS = 2000
-"""Most recorded steps of a training; about 24 of them are kept separately."""
+"""Most recorded steps of a training."""
 
 
 def nets(model: str | None) -> list[str]:
@@ -61,16 +62,9 @@ def measure(**fields: Any) -> dict[str, Any]:
     recipe = recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields})
     found, recorders = recorded(recipe)
     if found.problem is not None:
-        return dict.fromkeys((*found.last, *AVERAGES, "base_spread", "steps", "spread"))
-    base, history = (recorder.history for recorder in recorders)
-    kept = slice(None, None, math.ceil(len(history.steps) / 24))
-    return {
-        **found.last,
-        **{name: history.summary()[name] for name in AVERAGES},
-        "base_spread": base.summary()["elr_spread"],
-        "steps": list(history.steps[kept]),
-        "spread": history.elr_spread[kept].tolist(),
-    }
+        return dict.fromkeys((*found.last, *AVERAGES, "base_spread"))
+    base, averages = (recorder.history.summary() for recorder in recorders)
+    return {**found.last, **{name: averages[name] for name in AVERAGES}, "base_spread": base["elr_spread"]}
 
 
 def recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:
@@ -154,29 +148,14 @@ def ratios(above: Any, below: Any) -> Any:
 
 
 def draw(results: Any) -> Figure:
-    """Spreads and accuracies over rates, without and with momentum; and spreads over the training."""
-    figure, (spread, accuracy, momentum, time) = panels(4, height=3.2)
-    plain, models = results[results.momentum == 0.0], list(results.model.unique())
-    first = results[results.model == models[0]].astype({"momentum": str})
-    above, tested = ("learning rate", "Std(E) over layers"), ("learning rate", "test accuracy in %")
-    over: dict[str, Any] = {"x": "lr", "marker": "o", "title": "no momentum", "hue": "model"}
-    band(spread, plain, y="elr_spread", labels=above, log="xy", **over)
-    band(accuracy, plain, y="test_accuracy", labels=tested, legend=False, **over)
-    over |= {"title": f"{models[0]}, of the buffer", "hue": "momentum"}
-    band(momentum, first, y="elr_spread", labels=above, log="xy", **over)
-    ends = plain.lr.isin([plain.lr.min(), plain.lr.max()])
-    curves = plain[plain.model.isin(models[:2]) & ends & plain.spread.notna()].explode(["steps", "spread"])
-    band(
-        time, curves.astype({"steps": int}), x="steps", y="spread", labels=("step", above[1]),
-        title="over training, every seed", log="y", hue="model", style="lr", units="name", estimator=None,
-        errorbar=None,
-    )  # fmt: skip
-    # colours as in the legend below
-    handles, labels = time.get_legend_handles_labels()
-    of_lr = labels.index("lr") + 1
-    time.legend(handles[of_lr:], [f"lr {lr}" for lr in labels[of_lr:]], frameon=False, fontsize="small", loc="best")
-    shared_legend(spread)
-    return figure
+    """Std(E) over rates: of every net without momentum, and of the first net with momentum."""
+    first = results.model.iloc[0]
+    plain = results[results.momentum == 0.0].assign(net=results.model, part="no momentum")
+    of = results[results.model == first]
+    momenta = of.assign(net="momentum " + of.momentum.astype(str), part=f"{first}, of the buffer")
+    names = ("learning rate", "Std(E) over layers,\nmean and range of seeds")
+    both = pandas.concat([plain, momenta])
+    return bands(both, x="lr", y="elr_spread", labels=names, log="xy", hue="net", panel=("part",), free="y")
 
 
 STUDY = Study("elr-spread", __doc__, jobs, tables, draw, epochs=4)

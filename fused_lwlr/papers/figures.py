@@ -14,7 +14,6 @@ import seaborn
 WIDTH = 7.2
 """Inches; about as wide as the text of a page, so that text of 10 points is as large as the text around it."""
 ACCURACY = "test accuracy in %,\nmean and range of seeds"
-BAND = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}}
 
 
 def panels(count: int, *, height: float = 2.8) -> tuple[Figure, list[Any]]:
@@ -44,7 +43,8 @@ def bands(
     columns = min(columns, count)
     facets: dict[str, Any] = {"col": "panel", "col_wrap": columns if count > 1 else None}
     facets["facet_kws"] = {f"share{axis}": axis not in free for axis in "xy"}
-    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**BAND, "marker": "o", **facets, **options})
+    style = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}, "marker": "o"}
+    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**style, **facets, **options})
     rows = ceil(count / columns)
     grid.figure.set_size_inches(WIDTH, (5.6 if columns < 3 else 4.6) / columns * rows + 0.6)
     grid.figure.set_layout_engine("constrained")
@@ -55,27 +55,7 @@ def bands(
     return figure
 
 
-def band(
-    axes: Any, results: Any, *, x: str, y: str, labels: tuple[str, str], title: str, log: str = "x", **options: Any
-) -> None:
-    """The same in existing axes, with a legend."""
-    seaborn.lineplot(results.astype({y: float}), x=x, y=y, ax=axes, **{**BAND, **options})
-    axes.set(xlabel=labels[0], ylabel=labels[1], title=title, **{f"{axis}scale": "log" for axis in log})
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend() is not None:
-        seaborn.move_legend(axes, "best", frameon=False, fontsize="small", title=None)
-
-
 def unrolled(results: Any, values: str, number: str, *, start: int = 0) -> Any:
     """A row for each value of the lists in a column, and a column with its number."""
     of = results[results[values].notna()].explode(values)
     return of.assign(**{number: of.groupby("name").cumcount() + start})
-
-
-def shared_legend(axes: Any, *others: Any) -> None:
-    """Replace the legends of axes with the same lines by one below the figure."""
-    handles, labels = axes.get_legend_handles_labels()
-    for each in (axes, *others):
-        if each.get_legend() is not None:
-            each.get_legend().remove()
-    axes.figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")

@@ -6,17 +6,17 @@ epochs of training there.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.papers import comparison, images
-from fused_lwlr.papers.figures import band, panels, shared_legend, unrolled
+from fused_lwlr.papers.figures import bands, unrolled
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, Grid
 from fused_lwlr.papers.starts import start_, train_after
@@ -197,19 +197,18 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 def draw(results: Any) -> Figure:
     """Accuracy over epochs, and σ(g) over weights, at the best rates."""
     best = best_of(results)
-    models = list(best.model.unique())
-    figure, axes_of = panels(2 * len(models))
-    kinds = [
-        ("accuracies", ("epoch", "test accuracy in %"), ""),
-        ("after", ("weight, in order of the model", "σ(g) at initialization"), "y"),
-    ]
-    style: dict[str, Any] = {"hue": "start", "palette": COLORS, "marker": "o"}
-    for axes, (model, (value, labels, log)) in zip(axes_of, product(models, kinds), strict=True):
-        of = unrolled(best[best.model == model], value, "at", start=int(value == "accuracies"))
-        band(axes, of, x="at", y=value, labels=labels, title=model, log=log, **style)
-        if value == "accuracies":
-            axes.set_ylim(0, 101)
-    shared_legend(*axes_of)
+    parts = {"accuracies": ("accuracy", 1), "after": ("σ(g)", 0)}
+    of = pandas.concat([
+        unrolled(arm, value, "at", start=start).assign(value=lambda of, name=value: of[name], part=part)
+        for _, arm in best.groupby("model", sort=False) for value, (part, start) in parts.items()
+    ])  # fmt: skip
+    figure = bands(
+        of, x="at", y="value", labels=("epoch", "test accuracy in %"), log="", panel=("model", "part"), free="xy",
+        hue="start", palette=COLORS,
+    )  # fmt: skip
+    for accuracy, deviation in zip(figure.axes[::2], figure.axes[1::2], strict=True):
+        accuracy.set(ylim=(0, 101), xlabel="epoch")
+        deviation.set(yscale="log", xlabel="weight, in order of the model", ylabel="σ(g) at initialization")
     return figure
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import calibrate
 from fused_lwlr.data.minibatches import minibatches
-from fused_lwlr.papers.figures import band, panels, unrolled
+from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train, trainer_of
@@ -116,24 +116,16 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 
 def draw(results: Any) -> Figure:
-    """Deviations over T, also of the paper; and the multipliers of layers by the size of minibatches."""
-    models, of_size = list(results.model.unique()), results[results.batch_size == BATCH_SIZE]
+    """Deviations over T, also of the paper."""
+    of_size = results[results.batch_size == BATCH_SIZE]
     last = of_size.steps.max()
     off = deviations(of_size, last)
     off = off[off.steps < last]
-    figure, (left, *others) = panels(1 + len(models), height=3.2)
     known = [("paper", t, *PAPER[t][:2]) for t in PAPER if t in set(off.steps)]
     paper = pandas.DataFrame(known, columns=["model", "steps", "largest", "mean"])
     curves = pandas.concat([off, paper]).melt(["model", "steps"], ["largest", "mean"], "over layers", "deviation")
     names, style = ("T, minibatches", f"deviation from T = {last} in %"), {"hue": "model", "style": "over layers"}
-    band(left, curves, x="steps", y="deviation", labels=names, title="", log="xy", marker="o", **style)
-    for axes, model in zip(others, models, strict=True):
-        many = min(SIZES_AT, last) * BATCH_SIZE // results.batch_size
-        of = unrolled(results[(results.model == model) & (results.steps == many)], "eta", "layer")
-        of = of.assign(minibatches="of " + of.batch_size.astype(str))
-        names = ("layer, in order of depth", "multiplier η")
-        band(axes, of, x="layer", y="eta", labels=names, title=model, log="", hue="minibatches", marker=".")
-    return figure
+    return bands(curves, x="steps", y="deviation", labels=names, log="xy", **style)
 
 
 STUDY = Study("lwlr-T", __doc__, jobs, tables, draw, epochs=10)
