@@ -16,7 +16,8 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(STUDIES)}")
     for name in parser.parse_args().names or sorted(path.name for path in RECORDED.iterdir()):
-        study, (settings, results) = find(name), recorded(RECORDED / name / "results.json")
+        study = find(name)
+        settings, results = recorded(RECORDED / name / "results.json", study)
         paths = save_report(RECORDED / name, study, study.tables(settings, results), results)
         print(f"Wrote {', '.join(map(str, paths))}.")
 

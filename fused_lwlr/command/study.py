@@ -118,7 +118,7 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
 
     from fused_lwlr.papers import studies
     from fused_lwlr.papers.runner import run_study
-    from fused_lwlr.papers.store import Store, frame, save_report
+    from fused_lwlr.papers.store import Store, save_report
     from fused_lwlr.papers.training import recipe_of
 
     console = Console()
@@ -133,10 +133,11 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
             found, store, jobs, on_job=lambda job: progress.update(task, advance=1, description=job),
             on_count=lambda count: progress.update(task, total=count),
         )  # fmt: skip
-    tables = found.tables(settings, frame(results))
+    of = found.frame(results)
+    tables = found.tables(settings, of)
     first_paragraph = (found.doc or "").partition("\n\n")[0]
     console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)
     for table in tables:
         console.print(table.rich())
-    paths = [store.save_results(results), *save_report(out, found, tables, frame(results))]
+    paths = [store.save_results(results), *save_report(out, found, tables, of)]
     console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)

@@ -3,11 +3,11 @@ rate (Balancing Learning Rates Across Layers).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -114,10 +114,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return [summary(title, best, GRID.by, values, notes), every]
 
 
-def draw(results: Any) -> Figure:
-    """Steps over the learning rate."""
-    names = ("learning rate", f"steps to a loss of {LOSS:g}")
-    return bands(results, x="lr", y="steps", labels=names, log="", hue="arm", panel=("net",), free="xy")
-
-
+draw = partial(
+    bands, x="lr", y="steps", labels=("learning rate", f"steps to a loss of {LOSS:g}"), log="", hue="arm",
+    panel=("net",), free="xy",
+)  # fmt: skip
 STUDY = Study("balanced-lr", __doc__, jobs, tables, draw, grid=GRID, steps=1000, options="data steps seeds")

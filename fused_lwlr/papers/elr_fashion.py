@@ -3,9 +3,8 @@ held at one effective learning rate: test accuracy and the spread over layers, w
 Effective Learning Rates, Figures 8 and 9). `DEEP` is the same on digits, with a deeper network and for longer.
 """
 
+from functools import partial
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from fused_lwlr.papers import images
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP
@@ -78,17 +77,13 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return [compared, spread, rates]
 
 
-def draw(results: Any) -> Figure:
-    """Test accuracy over the rate, without warm-up and with it."""
-    of = results.assign(warm=["warm-up" if warmup else "no warm-up" for warmup in results.warmup])
-    return GRID.draw(of, of_rate="learning rate (× goal)", hue="setup", palette=COLORS, panel=("warm",))
-
-
-STUDY = Study("elr-fashion", __doc__, jobs, tables, draw, grid=GRID, steps=300, data="fashion-mnist")
+draw = partial(GRID.draw, of_rate="learning rate (× goal)", hue="setup", palette=COLORS, panel=("warm",))
+COLUMNS = {"warm": lambda of: of.warmup.map({0.0: "no warm-up", WARMUP: "warm-up"})}
+STUDY = Study("elr-fashion", __doc__, jobs, tables, draw, grid=GRID, columns=COLUMNS, steps=300, data="fashion-mnist")
 DEEP = Study(
     "elr-deep",
     "A network of 56 layers without shortcuts on digits: SGD with momentum and decay, with neither, and with every "
     "layer held at one effective learning rate, with warm-up and without (Spreads in Effective Learning Rates, Figure "
     "8).",
-    jobs, tables, draw, grid=GRID, epochs=60,
+    jobs, tables, draw, grid=GRID, columns=COLUMNS, epochs=60,
 )  # fmt: skip

@@ -5,9 +5,8 @@ All have the same highest learning rate. In the paper warm-up lowers Std(λE) an
 appendix derives a warm-up at a part of the largest rate at which a step follows the model in continuous time.
 """
 
+from functools import partial
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.elr_constrained import BOTH, NEITHER
@@ -50,12 +49,6 @@ def measured(setup: str, **fields: Any) -> dict[str, Any]:
     return measure(**SETUPS[setup], **fields)
 
 
-def named(results: Any) -> Any:
-    """The results with a name for the warm-up."""
-    names = results.warmup.map({0.0: "none", WARMUP: "linear"})
-    return results.assign(**{"warm-up": names.mask(results.warmup_bound.notna(), OF_BOUND)})
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Std(λE) and accuracy at each rate, and what warm-up changes. The paper says that it is better in both."""
     notes = [
@@ -67,7 +60,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "paper: Section 4.4, in words: ResNet-110 with shortcuts on CINIC-10, 50 epochs; Figure 9, ImageNet: Std(λE) "
         "0.33e-3 with warm-up and 3.96e-3 without, 78.1 and 77.3 %, with momentum and decay",
     ]
-    results = named(results).assign(rate_spread=1000 * results.rate_spread.astype(float))
+    results = results.assign(rate_spread=1000 * results.rate_spread.astype(float))
     arms = GRID.arms(results)
 
     def compared(name: str, value: str, better: str, notes: list[str]) -> Table:
@@ -90,11 +83,9 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     ]
 
 
-def draw(results: Any) -> Figure:
-    """Std(λE) over the learning rate: a panel for each net and setup."""
-    names = ("highest learning rate", "Std(λE),\nmean and range of seeds")
-    lines: Any = {"hue": "warm-up", "panel": ("model", "setup")}
-    return bands(named(results), x="lr", y="rate_spread", labels=names, log="xy", **lines)
-
-
-STUDY = Study("elr-warmup", __doc__, jobs, tables, draw, epochs=4)
+draw = partial(
+    bands, x="lr", y="rate_spread", labels=("highest learning rate", "Std(λE),\nmean and range of seeds"), log="xy",
+    hue="warm-up", panel=("model", "setup"),
+)  # fmt: skip
+COLUMNS = {"warm-up": lambda of: of.warmup.map({0.0: "none", WARMUP: "linear"}).mask(of.warmup_bound.notna(), OF_BOUND)}
+STUDY = Study("elr-warmup", __doc__, jobs, tables, draw, columns=COLUMNS, epochs=4)

@@ -1,9 +1,11 @@
 """The parts of a study: independent jobs, and tables and a picture of all their results."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pandas
 
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table
@@ -99,8 +101,7 @@ class Settings:
 class Study:
     """A figure or table of a paper, at the size of this machine.
 
-    `tables` and `draw` get a data frame of pandas with a row for each job, in their order: its name, parameters and
-    values, with NaN instead of None among numbers.
+    `tables` and `draw` get a data frame, see `frame`.
 
     Args:
         name: on the command line.
@@ -109,6 +110,7 @@ class Study:
         tables: the results beside the figures of the paper.
         draw: a figure of matplotlib.
         grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
+        columns: further columns of the data frame, each a function of it.
         epochs: of a training by default, or None where the study counts steps. `quick` has 1.
         steps: the same in steps. `quick` has 4.
         data: by default; others must be text as well, or images as well.
@@ -124,12 +126,21 @@ class Study:
     tables: Callable[[Settings, Any], Sequence[Table]]
     draw: Callable[[Any], Any]
     grid: Grid | None = None
+    columns: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     epochs: int | None = None
     steps: int | None = None
     data: str = "digits"
     seeds: int = 5
     least_seeds: int = 2
     options: str | None = None
+
+    def frame(self, results: Sequence[dict[str, Any]]) -> Any:
+        """A data frame with a row for each job, in their order: its name, parameters, values, and `columns`.
+
+        It has NaN instead of None among numbers.
+        """
+        rows = [{"name": r["name"], **r["parameters"], **r["values"]} for r in results]
+        return pandas.DataFrame(rows).assign(**self.columns)
 
     def more(self, settings: Settings, results: Any) -> list[Job]:
         """The work that follows from results: jobs as of `jobs`, at the next rates and seeds of each arm."""

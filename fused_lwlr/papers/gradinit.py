@@ -137,14 +137,9 @@ def factors(results: Any) -> list[Any]:
     return [np.array(after) / np.array(before) for before, after in pairs if before is not None and min(before) > 0]
 
 
-def best_of(results: Any) -> Any:
-    """The results at the best rates, with the names of the starts."""
-    return GRID.best(results.assign(start=results.init.map(LABELS)))
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Accuracy, its gain over He's initialization, and σ(g)."""
-    best = best_of(results)
+    best = GRID.best(results)
     arms, gains, variances = GRID.arms(best), [], []
 
     def paper(of: Any) -> list[str]:
@@ -191,12 +186,12 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "paper: Figures 4 to 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
     ]
     third = Table("variance of gradients, layer by layer", columns, variances, notes, labels=2)
-    return [first, second, third, GRID.rates(results.assign(init=results.init.map(LABELS)), "all τ", "τ", TRIED)]
+    return [first, second, third, GRID.rates(results.assign(init=results.start), "all τ", "τ", TRIED)]
 
 
 def draw(results: Any) -> Figure:
     """Accuracy over epochs, and σ(g) over weights, at the best rates."""
-    best = best_of(results)
+    best = GRID.best(results)
     parts = {"accuracies": ("accuracy", 1), "after": ("σ(g)", 0)}
     of = pandas.concat([
         unrolled(arm, value, "at", start=start).assign(value=lambda of, name=value: of[name], part=part)
@@ -226,7 +221,8 @@ def study(name: str, doc: str | None, models: Sequence[str], starts: Sequence[st
         ]
         return images.jobs(settings, initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells)
 
-    return Study(name, doc, jobs, tables, draw, grid=GRID, **options)
+    columns = {"start": lambda of: of.init.map(LABELS)}
+    return Study(name, doc, jobs, tables, draw, grid=GRID, columns=columns, **options)
 
 
 STUDY = study("gradinit", __doc__, MODELS, list(STARTS)[:-1], epochs=6)

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 
 from fused_lwlr.papers.figures import bands, unrolled
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.lwlr_vs_single import FIELDS, MODELS, RATES
+from fused_lwlr.papers.lwlr_vs_single import COLUMNS, FIELDS, MODELS, RATES
 from fused_lwlr.papers.tables import Table, Value, across, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.defaults import learning_rate
@@ -54,11 +54,6 @@ def over_seeds(read: Callable[[Any, Any], Any], form: str = "{:.2f}") -> Value:
     return found
 
 
-def named(results: Any) -> Any:
-    """The results with the names of the rates."""
-    return results.assign(rates=results.kind.map(RATES))
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Ratio and rank correlation of the multipliers with layer-wise rates and with one rate, for each model."""
     values: Any = {
@@ -78,14 +73,14 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "paper: Figure 8, ResNet-50 on ImageNet, 90 epochs, in words",
     ]
     title = "multipliers of AdamW, with layer-wise rates and with one"
-    return [summary(title, named(results), {"net": "model"}, values, notes)]
+    return [summary(title, results, {"net": "model"}, values, notes)]
 
 
 def draw(results: Any) -> Figure:
     """Multipliers over the weights of each model."""
     names = ("weight, in order of the model", "1 / √v,\nmean and range of seeds")
-    of = unrolled(named(results), "multiplier", "layer")
+    of = unrolled(results, "multiplier", "layer")
     return bands(of, x="layer", y="multiplier", labels=names, log="y", hue="rates", panel=("model",))
 
 
-STUDY = Study("lwlr-adam", __doc__, jobs, tables, draw, epochs=40)
+STUDY = Study("lwlr-adam", __doc__, jobs, tables, draw, columns=COLUMNS, epochs=40)

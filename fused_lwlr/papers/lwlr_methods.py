@@ -5,8 +5,6 @@ rate (Initializing the Layer-wise Learning Rate, Table 2).
 from functools import partial
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from fused_lwlr.papers import images
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.methods import METHODS, PAPER
@@ -52,9 +50,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return GRID.tables(results, "layer-wise methods, each at its best learning rate", notes)
 
 
-def draw(results: Any) -> Figure:
-    """Test accuracy over the learning rate, for SGD and for AdamW."""
-    return GRID.draw(results.assign(rule=results.arm.replace(RULES)), hue="arm", panel=("rule",), free="x")
-
-
-STUDY = Study("lwlr-methods", __doc__, jobs, tables, draw, grid=GRID, steps=300, data="fashion-mnist")
+STUDY = Study(
+    "lwlr-methods", __doc__, jobs, tables, partial(GRID.draw, hue="arm", panel=("rule",), free="x"), grid=GRID,
+    columns={"rule": lambda of: of.arm.replace(RULES)}, steps=300, data="fashion-mnist",
+)  # fmt: skip

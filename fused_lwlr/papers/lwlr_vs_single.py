@@ -2,9 +2,8 @@
 Table 1).
 """
 
+from functools import partial
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.framework import Job, Settings, Study
@@ -72,7 +71,6 @@ def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any)
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Accuracies at the best rates and their differences, paired by seed; all rates."""
-    results = results.assign(rates=results.kind.map(RATES))
     best = GRID.best(results)
     arms, own = GRID.arms(best), set(best.model) & set(PRESETS)
 
@@ -117,10 +115,6 @@ def _family(model: str) -> str:
     return "resnet" if name in ("resnet", "resnet50") else ""
 
 
-def draw(results: Any) -> Figure:
-    """Test accuracy over learning rates: a panel for each model and optimizer."""
-    of = results.assign(rates=results.kind.map(RATES))
-    return GRID.draw(of, hue="rates", palette=COLORS, panel=("model", "optimizer"), free="xy")
-
-
-STUDY = Study("lwlr-vs-single", __doc__, jobs, tables, draw, grid=GRID, epochs=10)
+draw = partial(GRID.draw, hue="rates", palette=COLORS, panel=("model", "optimizer"), free="xy")
+COLUMNS = {"rates": lambda of: of.kind.map(RATES)}
+STUDY = Study("lwlr-vs-single", __doc__, jobs, tables, draw, grid=GRID, columns=COLUMNS, epochs=10)

@@ -5,11 +5,11 @@ Layer-wise Learning Rate, Figures 13 and 14).
 width. In the paper layer-wise rates tolerate larger learning rates, but are slightly less accurate than both others.
 """
 
+from functools import partial
 from typing import Any
 
 import pandas
 import torch
-from matplotlib.figure import Figure
 
 from fused_lwlr import multipliers
 from fused_lwlr.models.build import build
@@ -85,19 +85,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return [first, over, summary(title, layers, names, columns, [said]), every]
 
 
-def draw(results: Any) -> Figure:
-    """Test accuracy over the learning rate: a panel for each arm, a line for each width."""
-    return GRID.draw(results.assign(channels=results.width.astype(str)), hue="channels", panel=("arm",))
-
-
 STUDY = Study(
-    "lwlr-width",
-    __doc__,
-    jobs,
-    tables,
-    draw,
-    grid=GRID,
-    steps=200,
-    data="fashion-mnist",
+    "lwlr-width", __doc__, jobs, tables, partial(GRID.draw, hue="channels", panel=("arm",)), grid=GRID,
+    columns={"channels": lambda of: of.width.astype(str)}, steps=200, data="fashion-mnist",
     options="data steps seeds set",
-)
+)  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fused_lwlr.papers.framework import Job, Study
-from fused_lwlr.papers.store import Store, frame, write
+from fused_lwlr.papers.store import Store, write
 from fused_lwlr.training.config_diff import finite
 from fused_lwlr.training.processes import pick_device
 
@@ -49,7 +49,7 @@ def run_study(
         on_count(len(results) + len(wanted))
         results += run(store, wanted, workers, on_job)
         done = {result["name"] for result in results}
-        wanted = [job for job in study.more(settings, frame(results)) if job.name not in done]
+        wanted = [job for job in study.more(settings, study.frame(results)) if job.name not in done]
     return results
 
 

@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas
-
 from fused_lwlr.data import files
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table
@@ -108,15 +106,10 @@ def save_report(out: Path, study: Study, tables: Sequence[Table], results: Any) 
     return paths
 
 
-def recorded(path: Path) -> tuple[Settings, Any]:
-    """The settings and the results, as of `frame`, that a results.json holds."""
+def recorded(path: Path, study: Study) -> tuple[Settings, Any]:
+    """The settings and the results, as of `Study.frame`, that a results.json holds."""
     content = _read(path)
-    return Settings(**content["settings"]), frame(content["jobs"])
-
-
-def frame(results: Sequence[dict[str, Any]]) -> Any:
-    """A data frame with a row for each result: parameters and values by name."""
-    return pandas.DataFrame([{"name": r["name"], **r["parameters"], **r["values"]} for r in results])
+    return Settings(**content["settings"]), study.frame(content["jobs"])
 
 
 def write(path: Path, content: Any) -> None:

@@ -64,5 +64,6 @@ def test_p_has_two_digits():
 @pytest.mark.parametrize("folder", sorted(Path(studies.RECORDED).iterdir()), ids=lambda folder: folder.name)
 def test_recorded_tables_follow_from_recorded_results(folder):
     """They are what `python -m bench.studies` writes."""
-    tables = find(folder.name).tables(*recorded(folder / "results.json"))
+    study = find(folder.name)
+    tables = study.tables(*recorded(folder / "results.json", study))
     assert (folder / "table.md").read_text() == "\n".join(table.markdown() for table in tables)

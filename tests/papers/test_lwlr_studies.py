@@ -1,7 +1,6 @@
 """The studies of layer-wise rates: smoke tests through the command, and the results of their jobs."""
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from by_hand import batches
@@ -73,7 +72,9 @@ def test_the_papers_models_have_one_rate(monkeypatch):
     settings = study.settings(model="timm:vit_small_patch16_224", data="photos", epochs=300)
     jobs = study.jobs(settings)
     assert [job.parameters["factor"] for job in jobs] == [1] * 30
-    results = pandas.DataFrame([job.parameters | job.function(**job.parameters) | {"name": job.name} for job in jobs])
+    results = study.frame([
+        {"name": job.name, "parameters": job.parameters, "values": job.function(**job.parameters)} for job in jobs
+    ])  # fmt: skip
     tokens = ("cls_token", "pos_embed")
     assert seen == {
         ("sgd", "single", None): (0.5, "linear"),
