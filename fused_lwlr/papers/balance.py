@@ -3,11 +3,11 @@ Layers, Corollary 5.4).
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
@@ -23,7 +23,7 @@ ALPHA = {2: 1.5, 3: 0.5}
 ALPHAS = {2: (1.5, 1.45, 1.42, 1.38, 1.2), 3: (0.57, 0.5, 0.45, 0.4, 0.2, 0.1)}
 """The authors' code has sums of two rates from 27,000 to 63,000 with two layers (α from 1.38 to 1.5), and from 30 to
 100 with three (α from 0.39 to 0.57)."""
-WIDEST = 10**6
+
 NEAR = 0.02
 """The p whose result is compared with the result of equal rates, p = 0."""
 PARTS = (0.0, 0.3, 0.6, 0.9)
@@ -63,20 +63,9 @@ def losses(layers: int, alpha: float, h: int, seed: int) -> dict[str, Any]:
 
 
 def equal_rates(layers: int, any_alpha: float, h: int) -> dict[str, Any]:
-    """`curvature` of the exact loss after each of `STEPS`, None if it diverges, 0 if the loss is below `FITTED`; and
-    the width from which on equal rates are a local minimum after two steps, by closed form and exactly, None if it is
-    above 10⁶.
-    """
-
-    def found(loss: Callable[..., Any], h: int, *steps: int) -> float | None:
-        return curvature(lambda a, b: loss(a, b, h, *steps, layers), h**any_alpha)
-
-    exact, closed = balance.full_gradient_loss, balance.two_step_loss
-    return {
-        "curvature": [found(exact, h, steps) for steps in STEPS],
-        "closed_width": first_width(lambda h: (found(closed, h) or 0.0) > 0),
-        "exact_width": first_width(lambda h: (found(exact, h, 2) or 0.0) > 0),
-    }
+    """`curvature` of the exact loss after each of `STEPS`, None if it diverges, 0 if the loss is below `FITTED`."""
+    losses = [partial(balance.full_gradient_loss, h=h, steps=steps, layers=layers) for steps in STEPS]
+    return {"curvature": [curvature(loss, h**any_alpha) for loss in losses]}
 
 
 def curvature(loss: Callable[[float, float], Any], each: float) -> float | None:
@@ -92,18 +81,6 @@ def curvature(loss: Callable[[float, float], Any], each: float) -> float | None:
         return 0.0
     found = (beside - middle) / middle / NEAR**2 if math.isfinite(middle) else math.nan
     return found if math.isfinite(found) else None
-
-
-def first_width(holds: Callable[[int], bool]) -> int | None:
-    """The least h from which on a property holds, up to 10⁶; it is checked at 60 widths, then between two of them."""
-    tried = np.unique(np.geomspace(2, WIDEST, 60).round().astype(int)).tolist()
-    failing = [h for h in tried if not holds(h)]
-    if not failing:
-        return int(tried[0])
-    if failing[-1] == tried[-1]:
-        return None
-    high = tried[tried.index(failing[-1]) + 1]
-    return bisect_left(range(high), True, failing[-1] + 1, key=holds)
 
 
 def divisions(results: Any) -> Any:
@@ -142,25 +119,21 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "formula: for the signal only, with vectors of norm 1; for two layers and one step it comes from the paper, "
         "otherwise from the authors' code; for three layers and one step it lacks the term 2η₁η₂ / h³ (here 0.002)",
     ]
-    rows = []
-    for of in results.dropna(subset="any_alpha").itertuples():
-        widths = ["none" if math.isnan(width) else f"{width:.0f}" for width in (of.closed_width, of.exact_width)]
-        sum_of_rates = f"{2 * of.h**of.any_alpha:,.0f}"
-        rows.append([f"{of.layers:g}", f"{of.any_alpha:g}", sum_of_rates, *map(word, of.curvature), *widths])
-    rows.append(["paper", "", "", "no", *["yes"] * (len(STEPS) - 1), "large", "large"])
-    names = ["layers", "α", "η₁ + η₂", *map(after, STEPS), "2 steps, formula: h from", "exact: h from"]
-    equal = [
+    equal = results.dropna(subset="any_alpha")
+    equal = equal.assign(sum=[f"{rates:,.0f}" for rates in 2 * equal.h**equal.any_alpha])
+    minimum: Any = {after(steps): lambda of, i=i: word(of.curvature.iloc[0][i]) for i, steps in enumerate(STEPS)}
+    minima = [
         f"exact loss, h = {h:g}, rates (1 ± {NEAR:g}) · h^α against equal ones; -: training diverges; fitted: the loss "
-        f"is below {FITTED:g}, which is rounding; none: at no width to 10⁶",
+        f"is below {FITTED:g}, which is rounding",
         "the authors' code has sums of 27,000 to 63,000 for two layers, and of 30 to 100 for three",
         "paper: Corollary 5.4, of two layers for 1 < α ≤ 1.5 and large h, of three with the critical rate h; later "
         "steps from its trainings",
     ]
     labels = {"layers": "layers", "α": "alpha", "steps": "steps", "p": "part"}
-    return [
-        summary("loss at rates (1 ± p) · h^α", divisions(results), labels, values, trained),
-        Table("whether equal rates are a local minimum", names, rows, equal, labels=3),
-    ]
+    first = summary("loss at rates (1 ± p) · h^α", divisions(results), labels, values, trained)
+    labels = {"layers": "layers", "α": "any_alpha", "η₁ + η₂": "sum"}
+    second = summary("whether equal rates are a local minimum", equal, labels, minimum, minima)
+    return [first, replace(second, rows=[*second.rows, ["paper", "", "", "no", *["yes"] * (len(STEPS) - 1)]])]
 
 
 def draw(results: Any) -> Figure:

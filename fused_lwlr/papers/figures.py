@@ -5,6 +5,7 @@ from math import ceil
 from typing import Any
 
 import matplotlib
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 matplotlib.use("agg")  # figures are written to files, also on a machine with a screen
@@ -52,6 +53,7 @@ def bands(
         seaborn.move_legend(grid, "outside lower center", ncols=4, frameon=False, fontsize="small")
     grid.set(**{f"{axis}scale": "log" for axis in log}).set_axis_labels(*labels).set_titles("{col_name}")
     figure: Figure = grid.figure
+    pyplot.close(figure)  # which keeps it usable, without a list of all figures
     return figure
 
 

@@ -124,8 +124,8 @@ def draw(results: Any) -> Figure:
     known = [("paper", t, *PAPER[t][:2]) for t in PAPER if t in set(off.steps)]
     paper = pandas.DataFrame(known, columns=["model", "steps", "largest", "mean"])
     curves = pandas.concat([off, paper]).melt(["model", "steps"], ["largest", "mean"], "over layers", "deviation")
-    names, style = ("T, minibatches", f"deviation from T = {last} in %"), {"hue": "model", "style": "over layers"}
-    return bands(curves, x="steps", y="deviation", labels=names, log="xy", **style)
+    names = ("T, minibatches", f"deviation from T = {last} in %")
+    return bands(curves, x="steps", y="deviation", labels=names, log="xy", hue="model", style="over layers")
 
 
 STUDY = Study("lwlr-T", __doc__, jobs, tables, draw, epochs=10)
