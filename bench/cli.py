@@ -1,30 +1,22 @@
 """Runs all measurements that this machine supports by one command; on a GPU, only with --gpu."""
 
 import importlib.util
-import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import codegen, cpu, host, rows
+from bench import rows
 from bench.clock import Clock, CudaClock
 from bench.parameter_sets import SETS
-from bench.report import markdown
+from bench.report import SECTIONS, markdown
 from bench.throughput import ROUNDS, Case, cases_of, run
-from bench.variants import TARGETS
 from fused_lwlr.kernels import constants
 from fused_lwlr.training.environment import environment
 
-SECTIONS: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
-    "host": host.rows,
-    "cpu": cpu.rows,
-    "codegen": lambda quick: codegen.facts(itertools.chain(*map(codegen.pairs, ["sm_90:fp32"] if quick else TARGETS))),
-}
-"""Name -> its rows, with --quick or without."""
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")
 REHEARSAL = [Case("toy", [(8, 8), (5,), (40, 30)], "fp32", "sgd")]
 
@@ -50,32 +42,32 @@ def main(arguments: list[str] | None = None) -> int:
     stem = re.sub(r"\W+", "-", results["about"]["device"].lower()).strip("-")
     path = given.out / f"bench-{stem}.json"
     # saved after every row or case: a later failure loses no measurement
-    for name, section in SECTIONS.items():
-        for row in section(given.quick) if name not in skipped else ():
+    for name, (section, *_) in SECTIONS.items():
+        for row in section.rows(given.quick) if name not in skipped else ():
             rows.write(row)
             results.setdefault(name, []).append(row)
             write(results, path)
     for found in throughput(given) if "gpu" not in skipped else ():
         results["gpu"] = found
         write(results, path)
-    save(results, path)
+    write(results, path)
+    path.with_suffix(".md").write_text(markdown(results))
+    print(f"wrote {path} and its report")
+    if results["gpu"] and importlib.util.find_spec("matplotlib") and importlib.util.find_spec("pandas"):
+        from bench import figures
+
+        figures.throughput(results["gpu"], path.with_name(f"{path.stem}-throughput.png"))
     print(markdown(results))
     return int(bool(results["gpu"]) and bool(failures(results["gpu"])))
 
 
 def throughput(given: Any) -> Iterator[dict[str, Any]]:
-    """Measures GPU throughput, prints every row, and yields the result after each case."""
-    quick, rehearsal = given.quick, given.rehearsal
-    cases = cases_of(QUICK_SETS if quick else SETS, ("fp32",) if quick else ("fp32", "bf16"))
-    seconds, written = given.seconds or (50 if quick else 440), 0
-    for result in run(
-        Clock() if rehearsal else CudaClock(), REHEARSAL if rehearsal else cases, seconds=seconds,
-        rounds=2 if rehearsal else 8 if quick else ROUNDS, copied=1 << 16 if rehearsal else 2 << 30,
-    ):  # fmt: skip
-        for row in result["rows"][written:]:
-            rows.write(row)
-        written = len(result["rows"])
-        yield result
+    """Measures GPU throughput; yields the result after each case."""
+    seconds = given.seconds or (50 if given.quick else 440)
+    if given.rehearsal:
+        return run(Clock(), REHEARSAL, seconds=seconds, rounds=2, copied=1 << 16)
+    cases = cases_of(QUICK_SETS if given.quick else SETS, ("fp32",) if given.quick else ("fp32", "bf16"))
+    return run(CudaClock(), cases, seconds=seconds, rounds=8 if given.quick else ROUNDS)
 
 
 def failures(gpu: dict[str, Any]) -> list[str]:
@@ -105,14 +97,3 @@ def about(quick: bool) -> dict[str, Any]:
 def write(results: dict[str, Any], path: Path) -> None:
     """Write the results as JSON."""
     path.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def save(results: dict[str, Any], path: Path) -> None:
-    """Write everything."""
-    write(results, path)
-    path.with_suffix(".md").write_text(markdown(results))
-    print(f"wrote {path} and its report")
-    if results.get("gpu") and importlib.util.find_spec("matplotlib") and importlib.util.find_spec("pandas"):
-        from bench import figures
-
-        figures.throughput(results["gpu"], path.with_name(f"{path.stem}-throughput.png"))

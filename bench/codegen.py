@@ -50,6 +50,11 @@ def pairs(spec: str) -> list[tuple[str, str]]:
     return found
 
 
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """Facts about all variants for all targets, or for one of them."""
+    return facts(itertools.chain(*map(pairs, ["sm_90:fp32"] if quick else TARGETS)))
+
+
 def main() -> None:
     """Compile, and print the results."""
     parser = command(__doc__)

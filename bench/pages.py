@@ -8,15 +8,16 @@ Notebooks become pages with their recorded output.
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
 from nbconvert import MarkdownExporter
 
-from bench import host as host_times
+from bench import host
 from bench.rows import RESULTS, table
 from bench.targets import judge, values
 from bench.training import HEAD, cells
@@ -121,21 +122,6 @@ def compared(machine: str, columns: dict[str, str]) -> Iterator[str]:
     yield from table(("parameters of", "step", "other", *times, f"{columns[first]}: other / ours"), cells)
 
 
-def gpu() -> Iterator[str]:
-    """Times of steps on a GPU."""
-    yield from compared(GPU, {"cold": "GPU", "wall": "whole step"})
-
-
-def host() -> Iterator[str]:
-    """Host time of a step: ours, and torch's fused step with one group and with a group for each tensor."""
-    yield from table(host_times.HEAD, map(host_times.cells, measured()["host"]))
-
-
-def cpu() -> Iterator[str]:
-    """Times of steps on a CPU."""
-    yield from compared(CPU, {"CPU": "CPU"})
-
-
 def missed() -> Iterator[str]:
     """The targets that the measurements miss, one a line."""
     judged = [target for machine in (CPU, GPU) for target in judge(measured(machine)) if target.verdict == "missed"]
@@ -152,15 +138,10 @@ def gradient_memory() -> Iterator[str]:
     )
 
 
-def training(machine: str = "cpu") -> Iterator[str]:
+def training(machine: str) -> Iterator[str]:
     """The optimizer's share of training steps on a machine."""
     rows = json.loads((RESULTS / f"training-{machine}.json").read_text(encoding="utf-8"))["rows"]
     yield from table(HEAD, map(cells, rows))
-
-
-def training_gpu() -> Iterator[str]:
-    """The optimizer's share of training steps on a GPU."""
-    yield from training(GPU)
 
 
 def examples() -> Iterator[str]:
@@ -205,5 +186,10 @@ def _html(text: str) -> str:
     return re.sub(r"[|*_`\[\]]", lambda found: f"&#{ord(found[0])};", html.escape(text, quote=False))
 
 
-_TABLES = (about, commands, options, gpu, host, cpu, missed, examples, gradient_memory, training, training_gpu)
-TABLES = {table_of.__name__.replace("_", "-"): table_of for table_of in _TABLES}
+TABLES: dict[str, Callable[[], Iterable[str]]] = {
+    "about": about, "commands": commands, "options": options, "examples": examples, "missed": missed,
+    "gpu": partial(compared, GPU, {"cold": "GPU", "wall": "whole step"}), "cpu": partial(compared, CPU, {"CPU": "CPU"}),
+    "host": lambda: table(host.HEAD, map(host.cells, measured()["host"])),
+    "gradient-memory": gradient_memory, "training": partial(training, "cpu"), "training-gpu": partial(training, GPU),
+}  # fmt: skip
+"""Markers -> lines of their tables."""

@@ -7,6 +7,12 @@ from bench import codegen, cpu, host
 from bench.rows import table
 from bench.targets import judge
 
+SECTIONS: dict[str, tuple[Any, ...]] = {
+    "host": (host, "## Host time of a step, launch left out"),
+    "cpu": (cpu, "## Steps on the CPU", "Medians of rounds in which all take turns, in single precision."),
+    "codegen": (codegen, "## Code generation"),
+}
+"""Name -> the module with `rows`, `HEAD` and `cells`, and the text before the table."""
 STEP_HEAD = (
     "step", "whose", "GPU µs, L2 flushed", "not flushed", "± %", "replay µs", "host µs", "whole step µs",
     "with moved gradients µs",
@@ -21,14 +27,10 @@ def markdown(results: dict[str, Any]) -> str:
     lines += ["", "## Targets", "", *table(("target", "bound", "worst found", ""), judge(results))]
     if results.get("gpu"):
         lines += _gpu(results["gpu"])
-    if results.get("host"):
-        title = "Host time of a step, launch left out"
-        lines += ["", f"## {title}", "", *table(host.HEAD, map(host.cells, results["host"]))]
-    if results.get("cpu"):
-        lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
-        lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
-    if results.get("codegen"):
-        lines += ["", "## Code generation", "", *table(codegen.HEAD, map(codegen.cells, results["codegen"]))]
+    for name, (section, *about) in SECTIONS.items():
+        if results.get(name):
+            text = [line for each in about for line in ("", each)]
+            lines += [*text, "", *table(section.HEAD, map(section.cells, results[name]))]
     return "\n".join(lines) + "\n"
 
 

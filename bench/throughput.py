@@ -19,6 +19,7 @@ from bench.clock import Clock, copy_bandwidth
 from bench.contestants import Contestant, contestants, peers
 from bench.gate import DTYPES, failure, parameters, refusal
 from bench.parameter_sets import Shapes, numel, shapes_of
+from bench.rows import write
 
 ROUNDS = 25
 """Most samples of each contestant."""
@@ -213,7 +214,8 @@ def cases_of(sets: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
 def run(
     clock: Clock, cases: Sequence[Case], *, seconds: float, rounds: int = ROUNDS, copied: int = 2 << 30
 ) -> Iterator[dict[str, Any]]:
-    """Run the checks, the copy bandwidth, and every case within a budget of time; yields the result after each.
+    """Run the checks, the copy bandwidth, and every case within a budget of time; prints rows, and yields the result
+    after each case.
 
     Args:
         seconds: for everything. A case may take twice its share of the remaining time.
@@ -243,7 +245,10 @@ def run(
         right = [c for c in entrants if c.rule == case.rule and f"{c.name} {case.dtype}" not in refused]
         end = now + min(2 * remaining / (len(cases) - number), remaining)
         # the number of kernels is the same in every dtype
-        result["rows"] += run_case(case, right, clock, end, rounds, profile=case.dtype == cases[0].dtype)
+        found = run_case(case, right, clock, end, rounds, profile=case.dtype == cases[0].dtype)
+        for row in found:
+            write(row)
+        result["rows"] += found
         yield result
     result["copy_bytes_per_second"].append(copy_bandwidth(clock, copied))
     result["seconds"] = time.monotonic() - start
