@@ -1,6 +1,6 @@
 """The compiled code of the kernels, without a GPU: registers, spills and the width of memory accesses.
 
-    python -m bench.codegen [TARGET[:DTYPE,...] ...]
+    python -m bench.codegen [--target sm_90 ...] [--dtype fp32 ...]
 
 Compiles every kernel for every target and prints a table. TRITON_INTERPRET must not be set.
 """
@@ -37,34 +37,18 @@ def cells(found: dict[str, Any]) -> list[Any]:
     return [*numbers, "+".join(map(str, found.get("phases", ()))), *widths]
 
 
-def pairs(spec: str) -> list[tuple[str, str]]:
-    """Pairs of target and dtype from "sm_90" or "sm_90:fp32,bf16".
-
-    Raises:
-        ValueError: an unknown target or dtype.
-    """
-    target, _, dtypes = spec.partition(":")
-    found = [(target, dtype) for dtype in (dtypes.split(",") if dtypes else DTYPES)]
-    if target not in TARGETS or any(dtype not in DTYPES for _, dtype in found):
-        raise ValueError(f"{spec!r}: choose a target from {', '.join(TARGETS)}, and dtypes from {', '.join(DTYPES)}")
-    return found
-
-
 def rows(quick: bool) -> Iterator[dict[str, Any]]:
-    """Facts about all variants for all targets, or for one of them."""
-    return facts(itertools.chain(*map(pairs, ["sm_90:fp32"] if quick else TARGETS)))
+    """Facts about all variants, or about those of one target and dtype."""
+    return facts([("sm_90", "fp32")] if quick else itertools.product(TARGETS, DTYPES))
 
 
 def main() -> None:
     """Compile, and print the results."""
     parser = command(__doc__)
-    parser.add_argument("targets", nargs="*", metavar="TARGET[:DTYPE,...]", help=f"of {', '.join(TARGETS)}; all")
-    options = parser.parse_args()
-    try:
-        selection = list(itertools.chain(*map(pairs, options.targets or TARGETS)))
-    except ValueError as error:
-        parser.error(str(error))
-    show(HEAD, map(cells, facts(selection)))
+    for name, known in (("--target", TARGETS), ("--dtype", DTYPES)):
+        parser.add_argument(name, action="append", choices=known, help="may be repeated; all by default")
+    given = parser.parse_args()
+    show(HEAD, map(cells, facts(itertools.product(given.target or TARGETS, given.dtype or DTYPES))))
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ MOMENTA = (0.5, 0.9)
 """In addition to 0; only with shortcuts, as in Figure 5."""
 LOW = 0.1
 """Below it, approximately, the spread starts to increase (Section 4.2)."""
-AVERAGES = ("elr_mean", "elr_spread", "rate_spread")
-"""Averages of an `ELRHistory`."""
+
 RECORDS = 2000
 """Most recorded steps of a training."""
 
@@ -62,9 +61,9 @@ def measure(**fields: Any) -> dict[str, Any]:
     recipe = recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields})
     found, recorders = recorded(recipe)
     if found.problem is not None:
-        return dict.fromkeys((*found.last, *AVERAGES, "base_spread"))
+        return dict.fromkeys((*found.last, "elr_mean", "elr_spread", "rate_spread", "base_spread"))
     base, averages = (recorder.history.summary() for recorder in recorders)
-    return {**found.last, **{name: averages[name] for name in AVERAGES}, "base_spread": base["elr_spread"]}
+    return {**found.last, **averages, "base_spread": base["elr_spread"]}
 
 
 def recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:

@@ -89,6 +89,11 @@ FAMILIES = {"resnet1202": "ResNet-1202", "vgg": "VGG-19", "noshort": "VGG-19", "
 """Start of a model's name -> the most similar net of the paper; ResNet-110 for other names."""
 
 
+def taus(settings: Settings, rates: tuple[float, ...]) -> tuple[float, ...]:
+    """Rates, or two of the higher ones in a quick study: the lowest hardly change a weight in a few steps."""
+    return (rates[-3:-1] if settings.quick else ()) or rates
+
+
 def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]:
     """The results of `train_after`, and σ(g) of every weight before and after the start, None if the start fails."""
     deviations: dict[str, Any] = {"before": None, "after": None}
@@ -212,13 +217,10 @@ def study(name: str, doc: str | None, models: Sequence[str], starts: Sequence[st
 
     def jobs(settings: Settings) -> list[Job]:
         nets = [settings.model] if settings.model else MODELS[1:2] if settings.quick else models
-        rates = {start: STARTS[start][2] for start in starts}
-        if settings.quick:
-            # two of the higher rates: the lowest hardly change a weight in a few steps
-            rates = {start: taus[-3:-1] or taus for start, taus in rates.items()}
         cells = [
-            {"model": model, "init": start, "tau": tau} for model in nets for start in starts for tau in rates[start]
-        ]
+            {"model": model, "init": start, "tau": tau}
+            for model in nets for start in starts for tau in taus(settings, STARTS[start][2])
+        ]  # fmt: skip
         return images.jobs(settings, initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells)
 
     columns = {"start": lambda of: of.init.map(LABELS)}

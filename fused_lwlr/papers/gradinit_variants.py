@@ -14,7 +14,7 @@ from torch import Tensor
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.gradinit import CHOICE, MODELS, TAUS, TRIED
+from fused_lwlr.papers.gradinit import CHOICE, MODELS, TAUS, TRIED, taus
 from fused_lwlr.papers.grid import CHOOSING, Grid
 from fused_lwlr.papers.starts import start_, train_after
 from fused_lwlr.papers.tables import Table, summary
@@ -85,7 +85,7 @@ def jobs(settings: Settings) -> list[Job]:
     cells = [
         {"model": model, "init": init, "tau": tau}
         for model, variants in nets.items() for init in settings.few(list(variants), 2)
-        for tau in ((0.0,) if isinstance(ARGUMENTS[init], str) else TAUS[-3:-1] if settings.quick else TAUS)
+        for tau in taus(settings, (0.0,) if isinstance(ARGUMENTS[init], str) else TAUS)
     ]  # fmt: skip
     return settings.jobs(train_variant, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 
