@@ -9,8 +9,8 @@ bandwidth that was measured in the same rounds.
 
 import os
 import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -34,14 +34,6 @@ CPU = torch.device("cpu")
 Row = dict[str, Any]
 
 
-def seconds(call: Callable[[], Any], repeats: int = 1) -> float:
-    """Time of a call, the mean of some."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
-
-
 def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], rounds: int) -> Iterator[Row]:
     """Times all contestants on one set of shapes."""
     torch.set_num_threads(threads)
@@ -53,8 +45,8 @@ def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], ro
     for step in steps.values():
         step()
     calls = {**steps, "copy": lambda: target.copy_(source)}
-    repeats = {name: max(1, 10**6 // size) for name in steps}
-    timed = [{name: seconds(call, repeats.get(name, 1)) for name, call in calls.items()} for _ in range(rounds)]
+    repeats = dict.fromkeys(steps, max(1, 10**6 // size)) | {"copy": 1}
+    timed = [{name: timeit(calls[name], number=n) / n for name, n in repeats.items()} for _ in range(rounds)]
     medians = {name: statistics.median(times[name] for times in timed) for name in calls}
     bandwidth = 8 * source.numel() / medians["copy"]
     for contestant in every:

@@ -7,7 +7,7 @@ The time is the worker's CPU time, so that other work on the machine does not co
 is a second number; it includes normalization, done by the GPU if one exists.
 """
 
-import resource
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -25,16 +25,12 @@ def measure(data: str, augmentation: str, *, size: int, batch: int, batches: int
     images = open_data(data, image_size=size, augmentation=augmentation).train
     order = MicroBatchSampler(len(images), seed=0, batch_size=batch, micro_batch=batch, steps=batches)
     sent = images[next(iter(order))].inputs
-    here, there = time.process_time(), _children()
+    here, there = time.process_time(), sum(os.times()[2:4])
     for _ in train_batches(images, order, device=torch.device("cpu"), workers=1):
         pass
+    here, there = time.process_time() - here, sum(os.times()[2:4]) - there  # of ended workers
     count = batch * batches
-    return count / (_children() - there), count / (time.process_time() - here), sent.numel() * sent.element_size()
-
-
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return count / there, count / here, sent.numel() * sent.element_size()
 
 
 def main() -> None:
