@@ -4,8 +4,9 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -15,15 +16,11 @@ def replaced(name: str, other: Any) -> Iterator[Any]:
     """Replaces a function of `launch.py` wherever the Triton backend uses it; yields the original."""
     importlib.import_module("fused_lwlr.kernels.triton")
     real = getattr(sys.modules["fused_lwlr.kernels.triton.launch"], name)
-    modules = [module for path, module in sys.modules.items() if path.startswith("fused_lwlr.kernels.triton.")]
-    users = [module for module in modules if getattr(module, name, None) is real]
-    try:
-        for module in users:
-            setattr(module, name, other)
+    with ExitStack() as stack:
+        for path, module in list(sys.modules.items()):
+            if path.startswith("fused_lwlr.kernels.triton.") and getattr(module, name, None) is real:
+                stack.enter_context(patch.object(module, name, other))
         yield real
-    finally:
-        for module in users:
-            setattr(module, name, real)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 
 epochs of training there.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -115,17 +116,14 @@ def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> 
     For weights of two dimensions or more, in the order of the model. Normalizations use statistics of the minibatch,
     and their running statistics do not change.
     """
+    model = copy.deepcopy(model).train()
     weights = [param for param in model.parameters() if param.dim() > 1]
-    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     gradients: list[list[Tensor]] = [[] for _ in weights]
-    model.train()
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets)
         for found, gradient in zip(gradients, torch.autograd.grad(loss, weights), strict=True):
             found.append(gradient.double().flatten())
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(kept[name])
+
     return [torch.stack(found).var(dim=0).sqrt().mean().item() for found in gradients]
 
 

@@ -1,6 +1,5 @@
 """A training of a study: by a recipe, in memory, with the engine of `fused-lwlr train`."""
 
-import ast
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_text
 from fused_lwlr.training.recipe_rules import ONLY, without_effect
 from fused_lwlr.training.records import Interval, Record, Validation
-from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.setup import literal, load_data
 from fused_lwlr.training.trainer import Trainer
 
 
@@ -81,7 +80,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         # with `steps` only the fraction of `epochs` counts
         epochs = fields.get("epochs", 1.0)
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
-    asked = {name: _value(text) for name, text in (training or {}).items()}
+    asked = {name: literal(text) for name, text in (training or {}).items()}
     if "model_args" in asked:
         # the last value of an argument counts
         arguments = re.split(r",\s*(?=[A-Za-z_]\w*=)", (training or {})["model_args"])
@@ -131,10 +130,3 @@ def train(
         trainer.data = replace(fit, val=held_out)
         found.val_loss = trainer.test()["model"].loss
     return found
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

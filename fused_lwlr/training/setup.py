@@ -115,10 +115,15 @@ def model_argument(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")
+    return name, literal(value)
+
+
+def literal(text: str) -> Any:
+    """The value of a Python literal, or the text itself."""
     try:
-        return name, ast.literal_eval(value)
+        return ast.literal_eval(text)
     except (ValueError, TypeError, SyntaxError):
-        return name, value
+        return text
 
 
 def new_optimizer(
