@@ -1,5 +1,7 @@
 """The studies of effective learning rates: smoke tests through the command, and comparisons with trainings by hand."""
 
+import math
+
 import numpy as np
 import pandas
 import pytest
@@ -12,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import simulate
 from fused_lwlr.models.build import build
 from fused_lwlr.papers import elr_fit, elr_simulation
-from fused_lwlr.papers.elr_constrained import differences, from_he, top
+from fused_lwlr.papers.elr_constrained import COLUMNS, differences, from_he, top
 from fused_lwlr.papers.elr_constrained import nets as constrained_nets
 from fused_lwlr.papers.elr_spread import measure, ratios
 from fused_lwlr.papers.elr_spread import nets as spread_nets
@@ -137,12 +139,12 @@ def test_constrained_step_by_hand():
 
 def at_rates(of):
     """A data frame of one net and setup: a rate has the held-out loss and the test accuracy of each seed."""
-    same = {"model": "net", "setup": "neither", "warmup": 0.0, "goal": None}
+    same = {"model": "net", "setup": "neither", "warmup": 0.0, "goal": math.nan}
     rows = [
         {"lr": lr, "seed": seed, "val_loss": loss, "train_loss": loss, "test_accuracy": accuracy, **same}
         for lr, pairs in of.items() for seed, (loss, accuracy) in enumerate(pairs)
     ]  # fmt: skip
-    return pandas.DataFrame(rows)
+    return pandas.DataFrame(rows).assign(**COLUMNS)
 
 
 def test_the_best_rate_has_the_lowest_held_out_loss_not_the_highest_test_accuracy():
