@@ -78,14 +78,9 @@ class Settings:
         return f"{self.data}, {length}{spread}"
 
     def jobs(
-        self,
-        function: Callable[..., dict[str, Any]],
-        form: str,
-        cells: Iterable[dict[str, Any]],
-        *,
-        seeds: int | None = None,
-        common: dict[str, Any] | None = None,
-    ) -> list[Job]:
+        self, function: Callable[..., dict[str, Any]], form: str, cells: Iterable[dict[str, Any]], *,
+        seeds: int | None = None, common: dict[str, Any] | None = None,
+    ) -> list[Job]:  # fmt: skip
         """A job for each cell and seed.
 
         Args:

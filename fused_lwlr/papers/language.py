@@ -89,15 +89,9 @@ def study(
 
 
 def train_from(
-    *,
-    steps: int,
-    longer: float = 1.0,
-    start: str = "model",
-    gradinit_steps: int = 15,
-    warmup: float = 0.0,
-    model_args: Sequence[str] = (),
-    **fields: Any,
-) -> Trained:
+    *, steps: int, longer: float = 1.0, start: str = "model", gradinit_steps: int = 15, warmup: float = 0.0,
+    model_args: Sequence[str] = (), **fields: Any,
+) -> Trained:  # fmt: skip
     """One training.
 
     Args:

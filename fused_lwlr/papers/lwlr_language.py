@@ -2,6 +2,8 @@
 Layer-wise Learning Rate, Table 1).
 """
 
+from itertools import product
+
 from fused_lwlr.papers import lwlr_vs_single
 from fused_lwlr.papers.language import Arm, study
 from fused_lwlr.papers.tables import said
@@ -39,14 +41,8 @@ def arm(optimizer: str, start: str, rates: str) -> Arm:
 STUDY = study(
     "lwlr-language",
     __doc__,
-    [
-        arm(optimizer, start, rates)
-        for optimizer in LRS
-        for start in STARTS
-        for rates in RATES
-        # a control for the recipe of the demo
-        if rates != "longer" or (optimizer, start) == ("sgd", "model")
-    ],
+    # `longer` is a control for the recipe of the demo
+    [arm(*of) for of in product(LRS, STARTS, RATES) if of[2] != "longer" or of[:2] == ("sgd", "model")],
     quick=slice(3, 5),
     text={
         "title": "pre-LN Transformer: a single rate and layer-wise ones",
