@@ -8,7 +8,6 @@ width. In the paper layer-wise rates tolerate larger learning rates, but are sli
 from functools import partial
 from typing import Any
 
-import pandas
 import torch
 
 from fused_lwlr import multipliers
@@ -75,7 +74,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     columns = across("width", widths, {"width {}": GRID.rate_of})
     over = summary("the best learning rate over the width", GRID.best(results), {"rates": "arm"}, columns)
     once = results.drop_duplicates(["width", "arm", "seed"])  # multipliers do not depend on the rate
-    layers = pandas.concat([once[once.arm == arm] for arm in GRID.rivals]).explode(["layers", "eta"])
+    layers = once[once.arm != CONTROL].explode(["layers", "eta"])
     columns = across("width", widths, {"η at width {}": ("eta", "{:.3f}")})
     said = (
         "paper: Figure 14, in words: multipliers of LWLR do not depend on the width, except in the last few layers; μP "
