@@ -38,7 +38,7 @@ def cells(found: dict[str, Any]) -> list[Any]:
 
 
 def rows(quick: bool) -> Iterator[dict[str, Any]]:
-    """Facts about all variants, or about those of one target and dtype."""
+    """Reports of all variants, or of the variants of one target and dtype."""
     return facts([("sm_90", "fp32")] if quick else itertools.product(TARGETS, DTYPES))
 
 

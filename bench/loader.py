@@ -28,7 +28,7 @@ def measure(data: str, augmentation: str, *, size: int, batch: int, batches: int
     here, there = time.process_time(), sum(os.times()[2:4])
     for _ in train_batches(images, order, device=torch.device("cpu"), workers=1):
         pass
-    here, there = time.process_time() - here, sum(os.times()[2:4]) - there  # of ended workers
+    here, there = time.process_time() - here, sum(os.times()[2:4]) - there
     count = batch * batches
     return count / there, count / here, sent.numel() * sent.element_size()
 

@@ -31,7 +31,7 @@ PARTS = (0.0, 0.3, 0.6, 0.9)
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLOSED = {1: balance.one_step_loss, 2: balance.two_step_loss}
 KINDS = {"exact": "exact", "closed": "formula", "trained": "trained"}
-"""Losses, and what the picture calls them."""
+"""Losses and their names in the picture."""
 FITTED = 1e-24
 """Losses below it are rounding errors: they start near 1."""
 

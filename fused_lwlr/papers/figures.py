@@ -53,7 +53,7 @@ def bands(
         seaborn.move_legend(grid, "outside lower center", ncols=4, frameon=False, fontsize="small")
     grid.set(**{f"{axis}scale": "log" for axis in log}).set_axis_labels(*labels).set_titles("{col_name}")
     figure: Figure = grid.figure
-    pyplot.close(figure)  # which keeps it usable, without a list of all figures
+    pyplot.close(figure)  # pyplot would keep every figure in memory
     return figure
 
 
