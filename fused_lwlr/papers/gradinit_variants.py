@@ -73,15 +73,12 @@ NETS: dict[str, Iterable[str]] = dict(zip(MODELS[:2], PAPER, strict=True)) | {
 """Net -> its variants."""
 
 
-def variants_of(model: str) -> list[str]:
-    """The variants that a model has."""
-    has_scales = not model.endswith(("-nobn", "-noaffine"))
-    return [init for init in PAPER[0] | PAPER[1] if has_scales or not init.endswith("scales of BN")]
-
-
 def jobs(settings: Settings) -> list[Job]:
     """Every net with the variants of the paper, or a model with all that it has; at all rates of the scales."""
-    nets = NETS if settings.model is None else {settings.model: variants_of(settings.model)}
+    nets = NETS
+    if settings.model is not None:
+        has_scales = not settings.model.endswith(("-nobn", "-noaffine"))
+        nets = {settings.model: [init for init in ARGUMENTS if has_scales or not init.endswith("scales of BN")]}
     cells = [
         {"model": model, "init": init, "tau": tau}
         for model, variants in nets.items() for init in settings.few(list(variants), 2)
