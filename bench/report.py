@@ -1,6 +1,8 @@
 """Results as Markdown."""
 
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from bench import codegen, cpu, host
@@ -45,11 +47,8 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
     for name in gpu["no_time"]:
         yield f"- no time left: {name}"
     bandwidth = max(gpu["copy_bytes_per_second"])
-    cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in gpu["rows"]:
-        cases.setdefault((row["set"], row["dtype"], row["rule"]), []).append(row)
-    for case, rows in cases.items():
-        first = rows[0]
+    for case, of_case in groupby(gpu["rows"], itemgetter("set", "dtype", "rule")):
+        first, *_ = rows = list(of_case)
         yield from ("", f"### {', '.join(case)}: {first['tensors']:,} tensors, {first['numel']:,}", "")
         head = (*STEP_HEAD, f"whole step / {first['method']} {first['who']}")
         yield from table(head, (_cells(row, bandwidth) for row in rows))
