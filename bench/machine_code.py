@@ -1,13 +1,12 @@
 """Compiles kernels for a GPU that need not be there, and reads their machine code."""
 
+import os
 import re
-import struct
 import subprocess
 import tempfile
-from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from triton.compiler import ASTSource
 
 from fused_lwlr.kernels import constants
 
-BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 WIDTHS = {r"\.128\b|dwordx4": 128, r"dwordx3": 96, r"\.64\b|dwordx2": 64, r"[US]16\b|short": 16, r"[US]8\b|byte": 8}
 """Pattern of the instruction -> bits of its access. All other instructions have 32."""
 MNEMONICS = {"loads": "LDG", "stores": "STG"}
@@ -52,8 +51,9 @@ def reports(variants: Iterable[Variant], target: GPUTarget, types: dict[str, str
     """
     warps = constants.THREADS // target.warp_size
     compiled = [_compiled(variant, target, warps, types) for variant in variants]
-    hip = target.backend == "hip"
-    found = [_amd(asm["amdgcn"]) for asm in compiled] if hip else _nvidia([a["cubin"] for a in compiled], target.arch)
+    read, stage = (_amd, "amdgcn") if target.backend == "hip" else (_nvidia, "cubin")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(read, [asm[stage] for asm in compiled]))
     for facts, asm in zip(found, compiled, strict=True):
         facts["warps"], facts["divisions"] = warps, _divisions(asm["llir"])
         facts["resident"] = residents(facts["registers"], warps, target.backend)
@@ -100,21 +100,21 @@ def residents(registers: int, warps: int, backend: str) -> int:
     return min(64, 65536 // (32 * rounded)) // warps
 
 
-def _nvidia(cubins: Sequence[bytes], arch: int) -> list[dict[str, Any]]:
-    found = []
+def _nvidia(cubin: bytes) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        for cubin, code in zip(cubins, _disassembled(list(map(_instructions, cubins)), arch), strict=True):
-            Path(file.name).write_bytes(cubin)
-            usage = _tool("cuobjdump", "-res-usage", file.name)
-            wide = [i for i, line in enumerate(code.splitlines()) if re.search(r"(LDG|STG)\.E\.\S*128", line)]
-            facts: dict[str, Any] = {"registers": _number(r"REG:(\d+)", usage)}
-            facts["spilled"] = _number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage)
-            for key in MNEMONICS:
-                facts[key] = _widths(re.findall(rf"\b{MNEMONICS[key]}\.E(?:\.\w+)*", code))
-            facts["phases"], facts["barriers"] = phases(code), code.count("BAR.SYNC")
-            facts["instructions"] = wide[-1] - wide[0] + 1 if wide else 0
-            found.append(facts)
-    return found
+        Path(file.name).write_bytes(cubin)
+        command = [str(CUOBJDUMP), "-res-usage", "-sass", file.name]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # after the address of each instruction
+    code = "\n".join(re.findall(r"^\s*/\*[0-9a-f]+\*/(.*;)", listing, re.MULTILINE))
+    wide = [i for i, line in enumerate(code.splitlines()) if re.search(r"(LDG|STG)\.E\.\S*128", line)]
+    return {
+        "registers": _number(r"REG:(\d+)", listing),
+        "spilled": _number(r"STACK:(\d+)", listing) + _number(r"LOCAL:(\d+)", listing),
+        **{key: _widths(re.findall(rf"\b{name}\.E(?:\.\w+)*", code)) for key, name in MNEMONICS.items()},
+        "phases": phases(code), "barriers": code.count("BAR.SYNC"),
+        "instructions": wide[-1] - wide[0] + 1 if wide else 0,
+    }  # fmt: skip
 
 
 def phases(listing: str) -> list[int]:
@@ -140,31 +140,6 @@ def phases(listing: str) -> list[int]:
             waiting |= set(range(target, target + 4))
             count += 1
     return [*found, count] if count else found
-
-
-def _disassembled(codes: Sequence[bytes], arch: int) -> list[str]:
-    """A listing of each, from one call, since starting the disassembler takes longer than its work."""
-    ends = list(accumulate(map(len, codes)))
-    with tempfile.NamedTemporaryFile() as file:
-        Path(file.name).write_bytes(b"".join(codes))
-        listing = _tool("nvdisasm", "--binary", f"SM{arch}{'a' if arch >= 90 else ''}", file.name)
-    listings: list[list[str]] = [[] for _ in codes]
-    for address, instruction in re.findall(r"^\s*/\*([0-9a-f]+)\*/(.*)", listing, re.MULTILINE):
-        listings[bisect(ends, int(address, 16))].append(instruction)
-    return list(map("\n".join, listings))
-
-
-def _instructions(cubin: bytes) -> bytes:
-    """The sections of an ELF file that are executable (System V ABI, Chapter 4: 64 bits, little-endian)."""
-    (table,) = struct.unpack_from("<Q", cubin, 40)
-    size, count = struct.unpack_from("<HH", cubin, 58)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
-    executable = 4
-    return b"".join(cubin[at : at + length] for _, _, flags, _, at, length in sections if flags & executable)
-
-
-def _tool(name: str, *arguments: str) -> str:
-    return subprocess.run([str(BIN / name), *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def _amd(code: str) -> dict[str, Any]:
