@@ -2,12 +2,11 @@
 
     python -m bench.sweep [--set NAME] [--seconds N] [--rehearsal]
 
-A trial sets constants before the kernels are imported, so that all derived values follow, and works on
-copies that are restored before every sample: nothing is tuned on live parameters. Each trial is a fork of a process
-that has imported PyTorch and Triton and has not used the GPU, and is killed after a minute. Before the first trial the
-kernels of all are compiled on all cores. Writes GPU times with L2
-flushed, and prints the fastest for each step; constants that are better by more than their spread on several sets
-belong into kernels/constants.py, with device, date and figures in `MEASURED`.
+A trial sets constants before the kernels are imported, so that all derived values follow. Each trial is a fork of a
+process that has imported PyTorch and Triton and has not used the GPU, and is killed after a minute. Before the first
+trial the kernels of all are compiled on all cores. Writes GPU times with L2 flushed, and prints the fastest for each
+step; constants that are better by more than their spread on several sets belong into kernels/constants.py, with device,
+date and figures in `MEASURED`.
 """
 
 import itertools
@@ -96,22 +95,11 @@ def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str
     """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
     clock: Clock = CudaClock() if torch.cuda.is_available() else Clock()
     contestant = checked(step, dtype, changes)
-    named = parameters(shapes_of(name), DTYPES[dtype], clock.device)
-    optimizer = contestant.build(named, 1e-4, False)
+    optimizer = contestant.build(parameters(shapes_of(name), DTYPES[dtype], clock.device), 1e-4, False)
     for _ in range(3):
         optimizer.step()
-    # by copy_, which keeps addresses
-    live = [param.data for _, param in named]
-    live += [s for entry in getattr(optimizer, "state", {}).values() for s in entry.values() if torch.is_tensor(s)]
-    copies = [tensor.clone() for tensor in live]
     host = max(clock.wall_seconds(optimizer.step)[0], LEAST_HOST)
-    seconds = []
-    for _ in range(SAMPLES):
-        for tensor, copy in zip(live, copies, strict=True):
-            tensor.copy_(copy)
-        # this step detects the restored weights, so that the timed one carries its norms as usual
-        optimizer.step()
-        seconds.append(clock.device_seconds(optimizer.step, flush=True, host=host))
+    seconds = [clock.device_seconds(optimizer.step, flush=True, host=host) for _ in range(SAMPLES)]
     low, middle, high = statistics.quantiles(seconds, n=4)
     return {"seconds": middle, "spread": high - low}
 
