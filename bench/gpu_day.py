@@ -53,7 +53,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
 
     def bench(arguments: str, small: str = "--rehearsal") -> list[str]:
         words = [str(out) if word == "OUT" else word for word in arguments.split()]
-        return [sys.executable, "-m", *words, *([small] if rehearsal else ())]
+        return [sys.executable, "-m", *words, *(small.split() if rehearsal else ())]
 
     # a small network does not fill a GPU
     study = "fused_lwlr study {0} --out {1}/{0} --jobs " + ("1 --quick --data digits" if rehearsal else "4 --seeds 10")
@@ -68,7 +68,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
         "ncu": Stage(530, [bench("bench.counters")]),
         "sweep": Stage(530, [bench("bench.sweep --seconds 460")]),
         "offload": Stage(120, [bench("bench.offload")]),
-        "training": Stage(530, [bench("bench.training --out OUT", "--quick")]),
+        "training": Stage(530, [bench("bench.training --out OUT", "--size quick")]),
         "studies": Stage(530, studies),
     }
 

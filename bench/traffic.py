@@ -1,12 +1,11 @@
 """Bytes and launches of a step, counted from the items of its launches, and the smallest possible numbers.
 
-    python -m bench.traffic [FILE]
+    python -m bench.traffic
 
-counts them, and writes the table.
+counts them, and writes `results/traffic.md`.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -129,12 +128,10 @@ def cells(row: Row, device: torch.device) -> list[str]:
 
 def main() -> None:
     """Count, and write the table."""
-    parser = rows.command(__doc__)
-    parser.add_argument("file", type=Path, nargs="?", default=FILE)
-    path = parser.parse_args().file
+    rows.command(__doc__).parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    path.write_text("\n".join((ABOUT, *rows.table(HEAD, (cells(row, device) for row in ROWS)), "")))
-    print(f"wrote {path}")
+    FILE.write_text("\n".join((ABOUT, *rows.table(HEAD, (cells(row, device) for row in ROWS)), "")))
+    print(f"wrote {FILE}")
 
 
 if __name__ == "__main__":

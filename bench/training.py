@@ -1,8 +1,8 @@
 """The cost of an optimizer in a training with large batches: images a second, and its share of a step.
 
-    python -m bench.training            # a GPU: ResNet-50 and ViT-S/16 at 224 x 224, batches of 4k to 32k, 6 minutes
-    python -m bench.training --cpu      # a CPU: two small models at 32 x 32, batches of 64 and 256, a minute
-    python -m bench.training --quick    # any machine: two tiny models once, to see that it runs
+    python -m bench.training               # a GPU: ResNet-50 and ViT-S/16 at 224 x 224, batches of 4k to 32k, 6 minutes
+    python -m bench.training --size cpu    # a CPU: two small models at 32 x 32, batches of 64 and 256, a minute
+    python -m bench.training --size quick  # any machine: two tiny models once, to see that it runs
 
 A step is all forward and backward passes of a batch, accumulated, and one update. Optimizers are timed in turns. Images
 are random and on the device, so that no loader is involved; the last rows load pictures from files.
@@ -138,14 +138,11 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 def main() -> None:
     """The command line."""
     parser = command(__doc__, "--out")
-    parser.add_argument("--cpu", dest="size", action="store_const", const="cpu", help="two small models on the CPU")
-    parser.add_argument(
-        "--quick", dest="size", action="store_const", const="quick", help="two tiny models, in a few steps"
-    )
+    parser.add_argument("--size", choices=SIZES, default="gpu", help="the models, and the device that they need")
     given = parser.parse_args()
-    name = given.size or "gpu"
+    name = given.size
     if name == "gpu" and not torch.cuda.is_available():
-        print("Not measured: there is no GPU here. --cpu measures two small models.")
+        print("Not measured: there is no GPU here. --size cpu measures two small models.")
         return
     device = torch.device(SIZES[name].options["device"])
     own = {"command": shlex.join(sys.orig_argv), "device": device_name(device), "quick": name == "quick"}

@@ -95,25 +95,22 @@ def perceptron(method: str, size: str, data: Any, seed: int) -> tuple[nn.Sequent
     """
     depth, of_hidden = map(int, size.split("x"))
 
-    def layers(width: int) -> list[nn.Linear]:
+    def network(width: int) -> nn.Sequential:
         sizes = [data.channels * data.image_size**2, *[width] * (depth - 1), len(data.classes)]
-        return [nn.Linear(*pair) for pair in pairwise(sizes)]
-
-    def joined(layers: list[nn.Linear]) -> nn.Sequential:
-        parts = [part for layer in layers for part in (nn.ReLU(), layer)]
+        parts = [part for pair in pairwise(sizes) for part in (nn.ReLU(), nn.Linear(*pair))]
         return nn.Sequential(nn.Flatten(), *parts[1:])
 
     torch.manual_seed(seed)
-    linear = layers(of_hidden)
-    model = joined(linear)
+    model = network(of_hidden)
     if method not in MUP:
         lwlr_init_(model)
         return model, None
+    linear: Any = model[1::2]
     for layer in linear:
         layer.weight.normal_(0.0, layer.in_features**-0.5)
         layer.bias.zero_()
     linear[-1].weight.mul_((BASE_WIDTH / of_hidden) ** 0.5)
-    rates = multipliers.mup(model, joined(layers(BASE_WIDTH)), "adamw" if method == "AdamW-mup" else "sgd")
+    rates = multipliers.mup(model, network(BASE_WIDTH), "adamw" if method == "AdamW-mup" else "sgd")
     return model, rates
 
 
