@@ -66,16 +66,11 @@ def _compiled(variant: Variant, target: GPUTarget, warps: int, types: dict[str, 
     capped = {"maxnreg": constants.most_registers(least)} if least and target.backend != "hip" else {}
     signature = {name: "constexpr" if name in meta else types.get(name, "i32") for name in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    return triton.compile(
-        ASTSource(
-            fn=kernel,
-            signature=signature,
-            constexprs={places[name]: value for name, value in meta.items()},
-            attrs={places[name]: [["tt.divisibility", 16]] for name, kind in signature.items() if kind[0] == "*"},
-        ),
-        target=target,
-        options={"num_warps": warps, "enable_fp_fusion": False, **capped},
-    ).asm
+    constexprs = {places[name]: value for name, value in meta.items()}
+    attrs = {places[name]: [["tt.divisibility", 16]] for name, kind in signature.items() if kind[0] == "*"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
+    options = {"num_warps": warps, "enable_fp_fusion": False, **capped}
+    return triton.compile(source, target=target, options=options).asm
 
 
 def _divisions(code: str) -> int:

@@ -80,10 +80,8 @@ def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator
         passes: Iterator[Any] = trainer.batches() if files else itertools.repeat(next(trainer.batches()))
         named = list(trainer.model.named_parameters())
         every = {name: OPTIMIZERS[name] for name in (LAYER_WISE if files else OPTIMIZERS)}
-        made = {
-            name: of(recipe.optimizer, method).build(named, recipe.peak_lr, False)
-            for name, (method, of) in every.items()
-        }
+        of_rule = {name: of(recipe.optimizer, method) for name, (method, of) in every.items()}
+        made = {name: of.build(named, recipe.peak_lr, False) for name, of in of_rule.items()}
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         for step, (name, optimizer) in enumerate([*made.items()] * (rounds + 1)):
             trainer.optimizer, trainer.step = optimizer, step if files else 0

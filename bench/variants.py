@@ -94,13 +94,10 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
     # changes of these arguments, and arguments that are given when the kernel runs
     found: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         "ELR": ({}, ()),
-        "Hyperball": (
-            {
-                "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "RETRACTION": (0.0, 0.0, True),
-                "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width),
-            },
-            (),
-        ),
+        "Hyperball": ({
+            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "RETRACTION": (0.0, 0.0, True),
+            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width),
+        }, ()),
         "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),
     }  # fmt: skip
     if rule is ADAMW and dtype == tl.float32:
