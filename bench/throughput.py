@@ -214,8 +214,7 @@ def cases_of(sets: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
 def run(
     clock: Clock, cases: Sequence[Case], *, seconds: float, rounds: int = ROUNDS, copied: int = 2 << 30
 ) -> Iterator[dict[str, Any]]:
-    """Run the checks, the copy bandwidth, and every case within a budget of time; prints rows, and yields the result
-    after each case.
+    """Run the checks, the copy and every case within a budget of time; prints rows, yields the result after each case.
 
     Args:
         seconds: for everything. A case may take twice its share of the remaining time.

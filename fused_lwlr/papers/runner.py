@@ -28,12 +28,9 @@ class JobError(RuntimeError):
 
 
 def run_study(
-    study: Study,
-    store: Store,
-    workers: int | None = None,
-    on_job: Callable[[str], None] = lambda name: None,
+    study: Study, store: Store, workers: int | None = None, on_job: Callable[[str], None] = lambda name: None,
     on_count: Callable[[int], None] = lambda count: None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """The results of all jobs of a study with the settings of a store. Arguments and errors as of `run`.
 
     Args:

@@ -101,12 +101,9 @@ def trainer_of(recipe: Recipe, model: nn.Module | None = None, data: Splits | Te
 
 
 def train(
-    recipe: Recipe,
-    *,
-    model: nn.Module | None = None,
-    optimizer: Callable[[Trainer], Any] | None = None,
+    recipe: Recipe, *, model: nn.Module | None = None, optimizer: Callable[[Trainer], Any] | None = None,
     tuned: bool = False,
-) -> Trained:
+) -> Trained:  # fmt: skip
     """Train by a recipe, in this process, without writing files. A training that diverges ends early.
 
     The initial weights and the order of images follow from the seed, for any optimizer and rates.
