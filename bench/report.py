@@ -31,8 +31,7 @@ def markdown(results: dict[str, Any]) -> str:
         lines += _gpu(results["gpu"])
     for name, (section, *about) in SECTIONS.items():
         if results.get(name):
-            text = [line for each in about for line in ("", each)]
-            lines += [*text, "", *table(section.HEAD, map(section.cells, results[name]))]
+            lines += ["", "\n\n".join(about), "", *table(section.HEAD, map(section.cells, results[name]))]
     return "\n".join(lines) + "\n"
 
 
