@@ -49,7 +49,7 @@ def losses(variant: str, h: int, seed: int) -> dict[str, Any]:
     """`losses` after each of `STEPS`, [3 divisions, steps]: equal rates, and a higher and a lower η₁."""
     layers, alpha, options = VARIANTS[variant]
     equal, trained = h**alpha, max(2, layers - 1)
-    simulate = balance.simulate_relu if options is None else partial(balance.simulate, layers=layers, **options)
+    simulate: Any = balance.simulate_relu if options is None else partial(balance.simulate, layers=layers, **options)
     found = []
     for part in (0.0, PART, -PART):
         rates = equal * (1 + part), equal * (1 - part / (trained - 1))
