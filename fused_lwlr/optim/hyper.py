@@ -33,8 +33,11 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     ema = group[EMA]
     numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
-    for value in (lr, row.decay, *numbers):
-        if not isinstance(value, Tensor) and not -largest <= value <= largest:
+    on_device = isinstance(lr, Tensor)
+    # on a device, each operation of the product would be a launch
+    decay = 0.0 if on_device or isinstance(weight_decay, Tensor) else row.decay
+    for value in (0.0 if on_device else lr, decay, *numbers):
+        if not -largest <= value <= largest:
             # float32 would turn weights into NaN; torch.optim raises RuntimeError then
             for name, option in {**own, "weight_decay": row.decay}.items():
                 number = number_of(option)

@@ -1,5 +1,6 @@
 """capturable=True outside of a graph: counts on the device, numbers on the device, and torch's state dicts."""
 
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -8,12 +9,25 @@ from cases import every_backend, every_case
 from pairs import beside_torch, compare_weights, twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, gradients, identical, parameters, saved, snapshot, train, twin
 from tolerances import close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SHAPES, CAPTURABLE = [(6, 5), (), (0,)], {"capturable": True}
 ROWS = [
     ("sgd", {"nesterov": True, "maximize": True}), ("sgd", {"dampening": 0.3}), ("sgd", {"momentum": 0.0}),
     ("adamw", {"amsgrad": True, "maximize": True}), ("adamw", {"betas": (0.5, 0.99), "eps": 1e-3}),
 ]  # fmt: skip
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch, each of which is a launch on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def ours_of(name, named, backend, **more):
@@ -45,6 +59,21 @@ def test_as_not_capturable(name, options, backend, device):
                 assert (state["step"].device, state["step"].dtype) == (p.device, torch.float32)
             for key in state.keys() - {"step"}:
                 close(state[key], torchs.state[q][key], steps=4 * (step + 1))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_take_no_more_operations(name, device):
+    """Kernels read the learning rate and the weight decay: the host computes nothing of them."""
+    found = []
+    for tensors in ((), ("lr",), ("weight_decay",), ("lr", "weight_decay")):
+        named = parameters(SHAPES, torch.float32, device)
+        ours = ALL[name](named, **OPTIONS[name], capturable=True, backend="triton")
+        ours.param_groups[0].update({option: torch.tensor(0.1, device=device) for option in tensors})
+        train((ours,), (named,), 2)
+        with Operations() as operations:
+            ours.step()
+        found.append(operations.counts)
+    assert found == [found[0]] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
