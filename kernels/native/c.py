@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Sequence
 
-from fused_lwlr.kernels.native.ttir import Operation, Type, UnsupportedError
+from fused_lwlr.kernels.native.ttir import Operation, UnsupportedError
 
 C_TYPES = {
     "i1": "_Bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
@@ -89,13 +89,9 @@ static __thread char unused[8 * MOST_LANES] ALIGNED;
 """
 
 
-def c_type(kind: Type) -> str:
-    """Returns the C type of a scalar, with a space or * at the end."""
-    if kind.shape:
-        raise UnsupportedError("a tensor where a scalar is expected")
-    if kind.element[0] == "*":
-        return f"{C_TYPES[kind.element[1:]]} *"
-    return f"{C_TYPES[kind.element]} "
+def c_type(element: str) -> str:
+    """Returns the C type of an element, with a space or * at the end."""
+    return f"{C_TYPES[element[1:]]} *" if element[0] == "*" else f"{C_TYPES[element]} "
 
 
 def literal(text: str, element: str) -> str:
@@ -146,17 +142,13 @@ def _conversion(op: Operation, operand: str) -> str:
     """Returns the C expression of the conversion of a scalar to another type."""
     name, source, target = op.name, op.operands[0].type.element if op.operands else "", op.results[0].type.element
     if name in CASTS:
-        if name == "tt.bitcast" and source == target:
-            return operand
-        if target[0] == "*":
-            return f"({C_TYPES[target[1:]]} *){operand}"
-        if name == "tt.bitcast":
-            return f"bits_{source}_{target}({operand})"
+        if name == "tt.bitcast" and target[0] != "*":
+            return operand if source == target else f"bits_{source}_{target}({operand})"
         if name == "arith.extsi" and source == "i1":
             return f"-({C_TYPES[target]}){operand}"
         if name == "arith.extui" and source != "i1":
             return f"({C_TYPES[target]})(u{C_TYPES[source]}){operand}"
-        return f"({operand} & 1)" if target == "i1" else f"({C_TYPES[target]}){operand}"
+        return f"({operand} & 1)" if target == "i1" else f"({c_type(target)}){operand}"
     if name == "arith.extf":
         return f"({C_TYPES[target]})" + (operand if source == "f32" else f"of_{source}({operand})")
     if name == "arith.truncf" and target in FLOATS:

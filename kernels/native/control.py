@@ -55,8 +55,8 @@ class Writer(Lanes):
 
     def _if(self, op: Operation) -> None:
         names = [
-            self.targets.get(result) or self.array(result.type) if result.type.shape else self.variable(result.type)
-            for result in op.results
+            self.targets.get(value) or self.array(value.type) if value.type.shape else self.variable(value.type.element)
+            for value in op.results
         ]
         self.open(f"if ({self.scalar(op.operands[0])}) {{")
         first, second = op.blocks
@@ -98,7 +98,7 @@ class Writer(Lanes):
             self._assign(start, name)
             self.forms[argument] = Array(name)
         else:
-            name = self.variable(argument.type, self.scalar(start))
+            name = self.variable(argument.type.element, self.scalar(start))
             self.forms[argument] = Uniform(name)
         return name
 
@@ -110,7 +110,7 @@ class Writer(Lanes):
         for value, name in zip(body.results, names, strict=True):
             form = self.forms[value]
             if not value.type.shape:
-                new[name] = self.constant(value.type, self.scalar(value))
+                new[name] = self.variable(value.type.element, self.scalar(value))
             elif isinstance(form, Array) and form.name in names and form.name != name:
                 raise UnsupportedError("tensors that a loop swaps")
             else:
@@ -149,7 +149,7 @@ def write(kernel: Block, most_wait: int) -> str:
         writer.define(value, f"a->x{i}")
     writer.block(kernel)
     body = "\n".join(writer.lines)
-    members = "".join(f" {c_type(value.type)}x{i};" for i, value in enumerate(kernel.arguments))
+    members = "".join(f" {c_type(value.type.element)}x{i};" for i, value in enumerate(kernel.arguments))
     return f"""\
 #define MOST_LANES {writer.most_lanes}
 #define WAIT {most_wait}

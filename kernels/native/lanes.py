@@ -115,7 +115,7 @@ class Lanes(Values):
         pointer, form = op.operands[0], self.forms.get(op.operands[0])
         if not isinstance(form, Affine):
             return
-        loads, kind = op.name == "tt.load", c_type(pointer.type.scalar)
+        loads, kind = op.name == "tt.load", c_type(pointer.type.element)
         mask = self._mask(op.operands[1 if loads else 2 :])
         others = op.operands[2:] if loads else []
         redirects = mask is not None and all(

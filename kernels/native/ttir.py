@@ -26,11 +26,6 @@ class Type(NamedTuple):
     element: str
     shape: tuple[int, ...] = ()
 
-    @property
-    def scalar(self) -> "Type":
-        """The type of one element."""
-        return Type(self.element)
-
 
 @dataclass(eq=False)
 class Value:

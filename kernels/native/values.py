@@ -7,7 +7,7 @@ An index into a tensor is called a lane. Tensors with a simple structure are nev
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fused_lwlr.kernels.native.c import C_TYPES, c_type, expression, literal
+from fused_lwlr.kernels.native.c import c_type, expression, literal
 from fused_lwlr.kernels.native.ttir import Operation, Type, UnsupportedError, Value
 
 
@@ -68,28 +68,22 @@ class Values:
         self._names += 1
         return f"v{self._names}"
 
-    def constant(self, kind: Type, text: str) -> str:
-        """Writes a constant variable with this value, and returns its name."""
+    def variable(self, element: str, text: str = "") -> str:
+        """Writes a variable, with a value unless `text` is empty, and returns its name."""
         name = self.name()
-        self.line(f"{c_type(kind)}const {name} = {text};")
-        return name
-
-    def variable(self, kind: Type, text: str = "") -> str:
-        """Writes a variable, and returns its name."""
-        name = self.name()
-        self.line(f"{c_type(kind)}{name}{text and f' = {text}'};")
+        self.line(f"{c_type(element)}{name}{text and f' = {text}'};")
         return name
 
     def array(self, kind: Type) -> str:
         """Writes an array for a tensor, and returns its name."""
         name = self.name()
         self.most_lanes = max(self.most_lanes, kind.shape[0])
-        self.line(f"{c_type(kind.scalar)}{name}[{kind.shape[0]}] ALIGNED;")
+        self.line(f"{c_type(kind.element)}{name}[{kind.shape[0]}] ALIGNED;")
         return name
 
     def define(self, value: Value, text: str) -> None:
-        """Writes a constant variable for a scalar."""
-        self.forms[value] = Uniform(self.constant(value.type.scalar, text))
+        """Writes a variable for a scalar, or for one lane of a tensor."""
+        self.forms[value] = Uniform(self.variable(value.type.element, text))
 
     def scalar(self, value: Value) -> str:
         """Returns the expression of a scalar, or of a tensor with one value for all lanes."""
@@ -110,8 +104,7 @@ class Values:
         if isinstance(form, Array):
             return f"{form.name}[{lane}]"
         if isinstance(form, Affine):
-            kind = "" if value.type.element[0] == "*" else f"({C_TYPES[value.type.element]})"
-            return f"{kind}({form.first} + {lane})"
+            return f"({c_type(value.type.element)})({form.first} + {lane})"
         inside = None if form.end is None else is_before(form.end, before)
         return "(" + " & ".join(part for part in (form.where, inside) if part is not None) + ")"
 
@@ -129,7 +122,7 @@ class Values:
         elif op.name == "tt.make_range":
             form = _range(op.text, result.type.shape[0])
         elif all(isinstance(each, Uniform) for each in forms):
-            form = Uniform(self.constant(result.type.scalar, expression(op, self.scalars(op.operands))))
+            form = Uniform(self.variable(result.type.element, expression(op, self.scalars(op.operands))))
         elif op.name in ("arith.addi", "arith.subi", "tt.addptr"):
             form = self._sum(op, *forms)
         elif op.name == "arith.cmpi" and op.text.startswith("slt"):
@@ -148,14 +141,14 @@ class Values:
             texts = [a.text, b.first]
         else:
             return None
-        return Affine(self.constant(op.results[0].type.scalar, expression(op, texts)))
+        return Affine(self.variable(op.results[0].type.element, expression(op, texts)))
 
     def _lanes_below(self, size: int, a: Form | None, b: Form | None) -> Form | None:
         """Returns the form of a < b, where a increases with the lane."""
         if not isinstance(a, Affine) or not isinstance(b, Uniform):
             return None
         distance = f"(int64_t){b.text} - (int64_t){a.first}"
-        return Mask(None, self.constant(Type("i64"), f"{distance} < 0 ? 0 : {distance} > {size} ? {size} : {distance}"))
+        return Mask(None, self.variable("i64", f"{distance} < 0 ? 0 : {distance} > {size} ? {size} : {distance}"))
 
     def _both(self, forms: Sequence[Form | None]) -> Form | None:
         """Returns the form of the conjunction of masks."""
@@ -164,7 +157,7 @@ class Values:
         if len(masks) < len(forms) or len(ends) > 1:
             return None
         conditions = [mask.where for mask in masks if mask.where is not None]
-        where = self.constant(Type("i1"), " & ".join(conditions)) if conditions else None
+        where = self.variable("i1", " & ".join(conditions)) if conditions else None
         return Mask(where, ends.pop() if ends else None)
 
 
