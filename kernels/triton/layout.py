@@ -40,18 +40,9 @@ def strides_of(table: Table) -> list[tuple[int, ...]]:
 
 
 def _walk(param: Tensor, split: bool) -> tuple[int, ...]:
-    order = sorted(
-        (stride, size, dim)
-        for dim, (size, stride) in enumerate(zip(param.shape, param.stride(), strict=True))
-        if size > 1
-    )
-    expected = 1
-    for stride, size, _ in order:
-        if stride != expected:
-            break
-        expected *= size
-    dense = expected == param.numel()
-    outermost = not split or not order or order[-1][2] == 0 or param.shape[0] == 1
+    # torch keeps the strides only if the elements fill one run
+    dense = torch.empty_like(param, device="meta").stride() == param.stride()
+    outermost = not split or param.shape[0] == 1 or param.stride(0) * param.shape[0] == param.numel()
     return param.stride() if dense and outermost else torch.empty(param.shape, device="meta").stride()
 
 
