@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Row
+from fused_lwlr.kernels.tensors import real, sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
+from fused_lwlr.optim.average import first_average
 from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, slices_of
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import is_complete, radii_of, state_of
+from fused_lwlr.optim.state import is_complete, radius_misfit, state_of
 from fused_lwlr.optim.validate import is_ordinary
 from fused_lwlr.rescaling import Target
-from fused_lwlr.shards import local, local_row
+from fused_lwlr.shards import completion_of, local, local_row
 
 
 @dataclass
@@ -100,10 +102,8 @@ def members_of(
             row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index)
             member.rows.append(local_row(row, param))
             member.labels.append(layer.label(name))
-    if options.on_spheres and members:
-        params, rows, labels = zip(*[(member.param, member.rows, member.label) for member in members], strict=True)
-        for member, radius in zip(members, radii_of(params, rows, states, labels), strict=True):
-            member.entries |= {} if radius is None else {RADIUS: radius}
+    if options.on_spheres:
+        _add_radii(states, members)
     # step counts share no memory; the given ones if possible, since a graph may count in them
     counted = [member for member in members if "step" in member.entries]
     if len({member.entries["step"].data_ptr() for member in counted}) < len(counted):
@@ -111,6 +111,45 @@ def members_of(
             member.entries["step"] = member.entries["step"].clone()
     _add_targets(options, groups, states, targets, members)
     return members, waiting, list(hyper)
+
+
+def _add_radii(states: Any, members: Sequence[Member]) -> None:
+    """Adds the radii of members on spheres, one for each row: from the state, or the norms of the rows now.
+
+    Norms are norms of whole layers, and of exact weights.
+    """
+    new: list[Member] = []
+    for member in members:
+        radius = states.get(member.param, {}).get(RADIUS)
+        # a scaling acts on all rows of a parameter, or on none
+        if not member.rows[0].scaled:
+            continue
+        if radius is None:
+            new.append(member)
+        elif problem := radius_misfit(member.param, radius, len(member.rows), stored=True):
+            raise ValueError(f"{RADIUS!r} in the state of {member.label} {problem}")
+        else:
+            member.entries[RADIUS] = radius
+    if not new:
+        return
+    held = [(member, row) for member in new for row in member.rows]
+    device = local(new[0].param).device
+    sums = torch.stack([_sq_sum(member, row).to(device) for member, row in held])
+    completion = completion_of([(member.param, row) for member, row in held], device)
+    if completion is not None:
+        sums = completion.sum(sums[:, None])[:, 0]
+    norms = sums.sqrt().float().split([len(member.rows) for member in new])
+    for member, norm in zip(new, norms, strict=True):
+        # in its own memory
+        member.entries[RADIUS] = norm.to(local(member.param).device, copy=True)
+
+
+def _sq_sum(member: Member, row: Row) -> Tensor:
+    """Returns Σw² over the elements of a row that this process holds, a scalar."""
+    weight = real(first_average(local(member.param), local(member.entries.get(MASTER))))
+    if row.stop is not None and weight.dim():
+        weight = weight[row.start : row.stop]
+    return weight.square().sum(dtype=sum_dtype(weight.device))
 
 
 def _add_targets(

@@ -1,20 +1,18 @@
 """The state of a parameter: found or made before a step, and stored after it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Row
-from fused_lwlr.kernels.tensors import real, sum_dtype
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import misfit
-from fused_lwlr.shards import completion_of, local
+from fused_lwlr.shards import local
 
 CONVERT = "replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
 
@@ -83,41 +81,6 @@ def drop_stale(options: StepOptions, groups: Groups, states: Any) -> None:
                     states[param].pop(name, None)
 
 
-def radii_of(
-    params: Sequence[Tensor], rows: Sequence[Sequence[Row]], states: Mapping[Any, Any], labels: Sequence[str]
-) -> list[Tensor | None]:
-    """Returns the radii of each parameter, one for each of its rows: its state, or the norms of its rows now.
-
-    None for a parameter without spheres. Norms are norms of whole layers, and of exact weights.
-    """
-    found: list[Tensor | None] = [None] * len(params)
-    new: list[int] = []
-    for i, own in enumerate(rows):
-        # a scaling acts on all rows of a parameter, or on none
-        if not any(row.scaled for row in own):
-            continue
-        found[i] = states.get(params[i], {}).get(RADIUS)
-        if found[i] is None:
-            new.append(i)
-            continue
-        problem = radius_misfit(params[i], found[i], len(own), stored=True)
-        if problem:
-            raise ValueError(f"{RADIUS!r} in the state of {labels[i]} {problem}")
-    if not new:
-        return found
-    held = [(params[i], row) for i in new for row in rows[i]]
-    device = local(params[new[0]]).device
-    sums = torch.stack([_sq_sum(param, row, states.get(param, {})).to(device) for param, row in held])
-    completion = completion_of(held, device)
-    if completion is not None:
-        sums = completion.sum(sums[:, None])[:, 0]
-    norms = sums.sqrt().float().split([len(rows[i]) for i in new])
-    for i, norm in zip(new, norms, strict=True):
-        # in its own memory
-        found[i] = norm.to(local(params[i]).device, copy=True)
-    return found
-
-
 def radius_misfit(param: Tensor, value: Any, rows: int, *, stored: bool) -> str:
     """Returns why a value cannot be the radii of this number of rows of a parameter, see `_misfit`."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
@@ -131,15 +94,6 @@ def radius_misfit(param: Tensor, value: Any, rows: int, *, stored: bool) -> str:
     if stored and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
         return f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous: {CONVERT}"
     return ""
-
-
-def _sq_sum(param: Tensor, row: Row, state: Mapping[str, Any]) -> Tensor:
-    """Returns Σw² over the elements of a row that this process holds, a scalar."""
-    master = state.get(MASTER)
-    weight = real(first_average(local(param), None if master is None else local(master)))
-    if row.stop is not None and weight.dim():
-        weight = weight[row.start : row.stop]
-    return weight.square().sum(dtype=sum_dtype(weight.device))
 
 
 def _was_skipped(on_device: bool, state: Mapping[str, Any], label: str = "a parameter") -> bool:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import fused_lwlr
 
-USE_SUMS = ("kernels.reference.step", "kernels.reference.statistics", "kernels.rules.adamw", "optim.state")
+USE_SUMS = ("kernels.reference.step", "kernels.reference.statistics", "kernels.rules.adamw", "optim.members")
 
 
 class NoFloat64(TorchDispatchMode):
