@@ -1,6 +1,6 @@
 """Decisions that all layers share: clipping by the global norm, non-finite gradients, and rates from all weights."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,7 +84,6 @@ def decide(
     options: StepOptions,
     plans: Sequence[Plan],
     hyper: Sequence[Hyper],
-    scale: Scale | None,
     loss_scale: Gate | None,
     completion: Completion | None,
 ) -> tuple[list[Decision], SkipReport | None]:
@@ -93,6 +92,7 @@ def decide(
     With a `completion`, which sums over the processes that share layers, factors are computed here too. That takes one
     all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
     """
+    scale = options.scale
     if not options.needs_totals and (completion is None or scale is None):
         # without a gate, since an empty one would launch the queue
         gated = [None] * len(plans) if loss_scale is None else gates_on(plans, loss_scale)
@@ -110,10 +110,9 @@ def decide(
         ]  # fmt: skip
     else:
         sums = measure(options, plans, hyper, DIRECTION if direction and not clips else GRADIENT, gates, completion)
-    totals = totals_of(sums, [plan.counts_for_max_norm for plan in plans] if rescales else None)
-    gates, report = gates_of(options, plans, gates, totals, [each[:, NONFINITE] for each in sums])
+    gates, report = gates_of(options, plans, gates, sums)
     if options.balances:
-        return list(map(Decision, balanced(options, plans, [each[:, WEIGHT_SQ_SUM] for each in sums]), gates)), report
+        return list(map(Decision, balanced(options, plans, sums), gates)), report
     if completion is None or scale is None:
         return [Decision(scale, gate) for gate in gates], report
     if direction and clips:
@@ -129,24 +128,24 @@ def decide(
     return decisions, report
 
 
-def balanced(options: StepOptions, plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:
-    """Returns the factors of `BalancedLR` for each plan, from Σw² of each row of each plan."""
+def balanced(options: StepOptions, plans: Sequence[Plan], sums: Sequence[Tensor]) -> list[Factors]:
+    """Returns the factors of `BalancedLR` for each plan, from the statistics of each plan."""
     # a norm of 0 does not count
-    sums = [
-        torch.where(plan.scaled & plan.stepped(), own, 0.0) for plan, own in zip(plans, weight_sq_sums, strict=True)
+    sq_sums = [
+        torch.where(plan.scaled & plan.stepped(), own[:, WEIGHT_SQ_SUM], 0.0)
+        for plan, own in zip(plans, sums, strict=True)
     ]
     scaling: Any = options.scaling
-    factors = scaling.factors(joined(sums).sqrt()).split([len(own) for own in sums])
+    factors = scaling.factors(joined(sq_sums).sqrt()).split([len(own) for own in sums])
     return [Factors(own.to(plan.device), "direction") for own, plan in zip(factors, plans, strict=True)]
 
 
 def gates_of(
-    options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], totals: Tensor, counts: Iterable[Tensor]
+    options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], sums: Sequence[Tensor]
 ) -> tuple[list[Gate], SkipReport | None]:
-    """Returns the gates of the next step, from the totals of all gradients, and the report on the step.
-
-    `counts` has the number of non-finite elements of each row, for each plan.
-    """
+    """Returns the gates of the next step, from the statistics of each plan, and the report on the step."""
+    rescales = options.rescale_weights is not False
+    totals = totals_of(sums, [plan.counts_for_max_norm for plan in plans] if rescales else None)
     report = None
     if options.nonfinite == "raise":
         # a step that a GradScaler skips is not reported
@@ -154,7 +153,8 @@ def gates_of(
         skipped = totals[NONFINITE]
         if known is not None:
             skipped = skipped * (known.to(totals.device) == 0).reshape(())
-        report = _send(skipped, [(rows, plan.stepped_labels()) for rows, plan in zip(counts, plans, strict=True)])
+        labels = [plan.stepped_labels() for plan in plans]
+        report = _send(skipped, [(own[:, NONFINITE], names) for own, names in zip(sums, labels, strict=True)])
     decided = [
         gate._replace(
             totals=totals.to(plan.device, non_blocking=True), max_norm=options.max_norm, skip=options.skips

@@ -30,7 +30,7 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
     plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]
     if not plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
-    if any(each.scaling != scaling for each in stepped):
+    if any(each.options.scaling != scaling for each in stepped):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
     rows = [
         (plan.members[row.tensor].position, label, row.scaled)

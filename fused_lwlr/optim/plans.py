@@ -42,7 +42,7 @@ class Plans:
 
     Attributes:
         plans: one for each combination of device and dtypes.
-        scaling: the scaling of its steps.
+        options: the options of its steps.
 
     Raises:
         RuntimeError: a gradient that its parameter cannot be stepped by.
@@ -50,7 +50,7 @@ class Plans:
     """
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
-        self._options, self._is_bucket = options, bucket is not None
+        self.options, self._is_bucket = options, bucket is not None
         # kept, so that no other tensor gets one of the ids in the key
         rescaled = options.rescale_weights
         self._targets = [] if rescaled is False else rescaled.targets()
@@ -60,8 +60,6 @@ class Plans:
         self._fits_any_gradients = check_members(members)
         capturable = any(group["capturable"] for group in groups)
         self.plans = plans_of(options, members, capturable=capturable)
-        self.scaling = options.scaling
-        self._scale = options.scale
 
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
@@ -87,7 +85,7 @@ class Plans:
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
-        if self._places is None or options is not self._options or _key_of(options, groups, bucket) != self._key:
+        if self._places is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
@@ -116,7 +114,7 @@ class Plans:
         Returns:
             The report on a skipped step, if it may have to be raised.
         """
-        plans, options = self._launched, self._options
+        plans, options = self._launched, self.options
         if not plans:
             return None
         if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
@@ -125,7 +123,7 @@ class Plans:
         if self._targets:
             # see `_set_present`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
-        decisions, report = decide(options, plans, hyper, self._scale, loss_scale, self._completion)
+        decisions, report = decide(options, plans, hyper, loss_scale, self._completion)
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
             plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=plan.rounding_seed)
