@@ -19,6 +19,9 @@ from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, 
 from fused_lwlr.patterns import find, matches, split_patterns
 
 FLOAT32 = torch.finfo(torch.float32)
+POSITIVE = "a finite number above 0", lambda value: 0 < value < math.inf
+NOT_NEGATIVE = "a finite number, at least 0", lambda value: 0 <= value < math.inf
+LIMIT = "a number above 0", lambda value: value > 0
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
 
@@ -54,12 +57,8 @@ class Scaling:
 
     targets: ClassVar[tuple[ScaleTarget, ...]] = ()
     formula: ClassVar[Callable[..., Tensor] | None] = None
-    _positive: ClassVar[tuple[str, ...]] = ()
-    """Fields that must be finite, and above 0."""
-    _not_negative: ClassVar[tuple[str, ...]] = ()
-    """Fields that must be finite, and at least 0."""
-    _limits: ClassVar[tuple[str, ...]] = ()
-    """Fields that must be above 0, and may be infinite."""
+    _bounds: ClassVar[tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]] = ()
+    """The name of each field that is checked, and its numbers, for a message and as a check."""
     # not annotated: if it were a field here, a subclass could not place it after its own fields
     bias_correction = True
 
@@ -210,15 +209,11 @@ class Scaling:
         return split_patterns([self.select] if isinstance(self.select, str) else self.select)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
-        for names, must_be, allows in (
-            (self._positive, "a finite number above 0", lambda value: 0 < value < math.inf),
-            (self._not_negative, "a finite number, at least 0", lambda value: 0 <= value < math.inf),
-            (self._limits, "a number above 0", lambda value: value > 0),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                if not (isinstance(value, (Real, Tensor)) and allows(value)):
-                    raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
+        for name, (must_be, allows) in self._bounds:
+            value = getattr(self, name)
+            is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
+            if not (is_number and allows(value)):
+                raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
         if not (callable(self.select) or isinstance(self.select, str)):
             # patterns may be an iterator, which can be read only once
             select = tuple(self.select) if isinstance(self.select, Iterable) else (self.select,)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import minimum
-from fused_lwlr.scaling.base import Scaling, Selector, everything
+from fused_lwlr.scaling.base import POSITIVE, Scaling, Selector, everything
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClipByLayer(Scaling):
     select: Selector = field(default=everything, kw_only=True)
 
     targets = ("gradient",)
-    _positive = ("max_norm",)
+    _bounds = (("max_norm", POSITIVE),)
 
     @staticmethod
     def formula(norm: Tensor, max_norm: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling
+from fused_lwlr.scaling.base import NOT_NEGATIVE, POSITIVE, Scaling
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ELR(Scaling):
     retract: Literal["none", "sphere"] = field(default="none", kw_only=True)
 
     targets = ("gradient", "direction")
-    _positive, _not_negative = ("goal",), ("eps",)
+    _bounds = (("goal", POSITIVE), ("eps", NOT_NEGATIVE))
 
     def __post_init__(self) -> None:
         super().__post_init__()

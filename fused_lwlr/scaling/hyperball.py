@@ -32,11 +32,7 @@ class Hyperball(Scaling):
     """
 
     targets = ("direction",)
-
-    @property
-    def retraction(self) -> Retraction:
-        """The control of norms after the step."""
-        return Retraction()
+    retraction = Retraction()
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, minimum, where
-from fused_lwlr.scaling.base import Scaling
+from fused_lwlr.scaling.base import LIMIT, NOT_NEGATIVE, Scaling
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LAMB(Scaling):
     bias_correction: bool = field(default=True, kw_only=True)
 
     targets = ("direction",)
-    _not_negative, _limits = ("min_norm",), ("max_norm", "max_ratio")
+    _bounds = (("min_norm", NOT_NEGATIVE), ("max_norm", LIMIT), ("max_ratio", LIMIT))
 
     def __post_init__(self) -> None:
         super().__post_init__()

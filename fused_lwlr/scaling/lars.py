@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import minimum, where
-from fused_lwlr.scaling.base import Scaling
+from fused_lwlr.scaling.base import NOT_NEGATIVE, POSITIVE, Scaling
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LARS(Scaling):
     eps: float = 1e-8
 
     targets = ("decayed", "gradient")
-    _positive, _not_negative = ("trust_coefficient",), ("eps",)
+    _bounds = (("trust_coefficient", POSITIVE), ("eps", NOT_NEGATIVE))
 
     @staticmethod
     def formula(

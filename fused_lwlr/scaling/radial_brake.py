@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling
+from fused_lwlr.scaling.base import NOT_NEGATIVE, Scaling
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RadialBrake(Scaling):
     inward: float = 1.0
 
     targets = ("direction",)
-    _not_negative = ("outward", "inward")
+    _bounds = (("outward", NOT_NEGATIVE), ("inward", NOT_NEGATIVE))
 
     @property
     def retraction(self) -> Retraction:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, where
-from fused_lwlr.scaling.base import Scaling
+from fused_lwlr.scaling.base import LIMIT, NOT_NEGATIVE, Scaling
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UpdateFloor(Scaling):
     ceiling: float = math.inf
 
     targets = ("direction",)
-    _not_negative, _limits = ("ratio",), ("ceiling",)
+    _bounds = (("ratio", NOT_NEGATIVE), ("ceiling", LIMIT))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,6 +38,7 @@ def test_numbers_out_of_range(scaling, field, values):
         (lambda: LAMB(min_norm=2.0, max_norm=1.0), "max_norm=1.0.*min_norm=2.0"),
         (lambda: UpdateFloor(0.5, 0.4), r"ceiling=0.4\): .* at least ratio=0.5"),
         (lambda: UpdateFloor(), r"UpdateFloor\(ratio=0.0, ceiling=inf\) changes no step: give a ratio, a ceiling"),
+        (lambda: ClipByLayer(torch.ones(2)), r"max_norm=tensor\(\[1., 1.\]\)\): it must be a finite number above 0"),
         (lambda: LARS(select=[1, 2]), r"LARS\(select=\[1, 2\]\)"),
         (lambda: NormalizedGradient(select=[None]), "select="),
         (lambda: LARS(select=[torch.zeros(9, 9)]), r"^LARS\(select=\[tensor\(.{1,80} must be a predicate, a name, or"),
