@@ -455,9 +455,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._buckets is not None:
             self._buckets.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
-        options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
-        left_out = (*self._kind, "in_backward")
-        return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in left_out}}
+        names = [field.name for field in fields(StepOptions) if field.name not in (*self._kind, "in_backward")]
+        return {**super().__getstate__(), "options": {name: getattr(self.options, name) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "options" in state:
@@ -467,19 +466,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._last_plans = None
 
     def __repr__(self) -> str:
-        groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]
-        for group in shown_groups:
-            if isinstance(group.get("layers"), list):
-                group["layers"] = f"of {len(group['layers'])} parameters, see layers()"
+        groups = self.param_groups
+        self.param_groups = [
+            {**group, "layers": f"of {len(group['layers'])} parameters, see layers()"}
+            if isinstance(group.get("layers"), list)
+            else group
+            for group in groups
+        ]
         try:
-            self.param_groups = shown_groups
             found = super().__repr__()
         finally:
             self.param_groups = groups
-        given = {field: getattr(self.options, field.name) for field in fields(StepOptions)}
-        lines = [
-            f"    {field.name}: {value!r}\n"
-            for field, value in given.items()
-            if field.name in names_of("shared") and value != field.default
-        ]
+        shared = [field for field in fields(StepOptions) if field.name in names_of("shared")]
+        given = [(field.name, getattr(self.options, field.name), field.default) for field in shared]
+        lines = [f"    {name}: {value!r}\n" for name, value, default in given if value != default]
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found
