@@ -27,16 +27,7 @@ BLIND_MODES = {
 EDITABLE = tuple(name for name in names_of("group") if name != "layers")
 """The options of param groups that may change between two steps. New plans check `layers`."""
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
-
-
-def same_width(a: Tensor, b: Tensor) -> bool:
-    """Whether numbers of two tensors go into one computation.
-
-    Both must be real or complex floating point, and double precision or not.
-    """
-    double = (torch.float64, torch.complex128)
-    kinds = COMPLEX if b.is_complex() else FLOATING
-    return a.dtype in kinds and (a.dtype in double) == (b.dtype in double)
+DOUBLE = (torch.float64, torch.complex128)
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -65,8 +56,10 @@ def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
         return f"is {_place(tensor)}, but the parameter is {_place(param)}"
     if tensor.device != param.device and (not copied or tensor.is_meta):
         return f"is on {tensor.device}, but the parameter is on {param.device}"
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    if not (is_number and tensor.is_complex() == param.is_complex() if copied else same_width(tensor, param)):
+    fits = (tensor.is_floating_point() or tensor.is_complex()) and tensor.is_complex() == param.is_complex()
+    if not copied:
+        fits = fits and tensor.dtype in (*FLOATING, *COMPLEX) and (tensor.dtype in DOUBLE) == (param.dtype in DOUBLE)
+    if not fits:
         return f"is {tensor.dtype}, but the parameter is {param.dtype}"
     return ""
 
