@@ -159,16 +159,15 @@ def _add_targets(
     known = {id(member.param): member for member in members}
     count = sum(len(group["params"]) for group in groups)
     for target in targets:
-        if id(target.tensor) not in known:
+        member = known.get(id(target.tensor))
+        if member is None:
             # it keeps the state that it has, such as momentum, which is divided too
             state = states.get(target.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
-            known[id(target.tensor)] = Member(
-                count + len(members), target.tensor, "a tensor that is only rescaled", [Row(0)], [""], entries,
-                is_stepped=False,
-            )  # fmt: skip
-            members.append(known[id(target.tensor)])
-        member = known[id(target.tensor)]
+            label, position = "a tensor that is only rescaled", count + len(members)
+            member = Member(position, target.tensor, label, [Row(0)], [""], entries, is_stepped=False)
+            known[id(target.tensor)] = member
+            members.append(member)
         if target.counts_for_max_norm and len(member.rows) > 1:
             raise ValueError(
                 f"rescale_weights divides by the norms of whole weights, but layers= cuts {member.label} into slices: "
@@ -186,10 +185,10 @@ def check_members(members: Sequence[Member]) -> bool:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
     """
     # a parameter may be in its group twice
-    once = list({id(member.param): member for member in reversed(members)}.values())[::-1]
+    once = {id(member.param): member for member in members}
     written = [
         (member, name, local(tensor))
-        for member in once
+        for member in once.values()
         for name, tensor in (("", member.param), *member.entries.items())
     ]
     tensors = [tensor for *_, tensor in written]
