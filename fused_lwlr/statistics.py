@@ -45,10 +45,6 @@ class Columns:
         """The number of elements of each layer's gradient that are NaN or infinite."""
         return self._column("nonfinite")
 
-    def to_dict(self) -> dict[str, dict[str, float]]:
-        """Returns layer name -> statistic -> number, with one transfer from the device."""
-        raise NotImplementedError
-
     def _column(self, name: str) -> Tensor:
         return self.values[:, self.columns.index(name)]
 
@@ -57,11 +53,11 @@ class Columns:
         values = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return [dict(zip(names, row, strict=True)) for row in values]
 
-    def _table(self, *titles: str) -> list[str]:
-        """Returns the lines of a table of all layers."""
+    def _table(self, rows: Mapping[str, Mapping[str, float]], *titles: str) -> list[str]:
+        """Returns the lines of a table of all layers, from the result of `to_dict`."""
         width = max(map(len, self.names), default=5)
         lines = [f"{'layer':{width}}" + "".join(f"  {title:>11}" for title in titles)]
-        for layer, row in self.to_dict().items():
+        for layer, row in rows.items():
             formats = {name: "11,.0f" if name in ("numel", "nonfinite") else "11.3e" for name in row}
             lines.append(f"{layer:{width}}" + "".join(f"  {row[name]:{form}}" for name, form in formats.items()))
         return lines
@@ -100,7 +96,7 @@ class LayerStatistics(Columns):
         return {name: {"numel": numel, **row} for name, numel, row in zip(self.names, self.numel, rows, strict=True)}
 
     def __str__(self) -> str:
-        return "\n".join(self._table("numel", "Σ|g|", "‖g‖", "max|g|", "‖w‖", "⟨g,w⟩", "non-finite"))
+        return "\n".join(self._table(self.to_dict(), "numel", "Σ|g|", "‖g‖", "max|g|", "‖w‖", "⟨g,w⟩", "non-finite"))
 
 
 class StatisticsPass:
@@ -171,10 +167,7 @@ class _Kept:
     def __init__(self, layers: Sequence[Layer], backend: ModuleType):
         self._params = list({id(layer.param): layer.param for layer in layers}.values())
         place = {id(param): i for i, param in enumerate(self._params)}
-        rows = [
-            local_row(Row(place[id(layer.param)], layer.start, layer.stop), self._params[place[id(layer.param)]])
-            for layer in layers
-        ]
+        rows = [local_row(Row(place[id(layer.param)], layer.start, layer.stop), layer.param) for layer in layers]
         self.backend = backend
         params = list(map(local, self._params))
         self.table = Table({"param": params, "grad": self._grads()}, rows)

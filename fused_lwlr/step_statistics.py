@@ -78,7 +78,7 @@ class StepStatistics(Columns):
 
     def __str__(self) -> str:
         more = ("‖Δw‖/‖w‖", "cosine") if self._retracts else ()
-        lines = self._table("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *more)
+        lines = self._table(self.to_dict(), "Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *more)
         lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
         return "\n".join(lines)
 
