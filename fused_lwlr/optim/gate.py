@@ -1,5 +1,6 @@
 """Decisions that all layers share: clipping by the global norm, non-finite gradients, and rates from all weights."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -155,12 +156,11 @@ def gates_of(
             skipped = skipped * (known.to(totals.device) == 0).reshape(())
         labels = [plan.stepped_labels() for plan in plans]
         report = _send(skipped, [(own[:, NONFINITE], names) for own, names in zip(sums, labels, strict=True)])
+    max_norm = math.inf if options.clip_global_norm is None else float(options.clip_global_norm)
     decided = [
-        gate._replace(
-            totals=totals.to(plan.device, non_blocking=True), max_norm=options.max_norm, skip=options.skips
-        )
+        gate._replace(totals=totals.to(plan.device, non_blocking=True), max_norm=max_norm, skip=options.skips)
         for gate, plan in zip(gates, plans, strict=True)
-    ]  # fmt: skip
+    ]
     return decided, report
 
 

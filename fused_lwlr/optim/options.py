@@ -1,6 +1,5 @@
 """The options that all optimizers share."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -158,11 +157,6 @@ class StepOptions:
         return self.nonfinite != "propagate"
 
     @cached_property
-    def max_norm(self) -> float:
-        """The largest norm of all gradients together, infinite for no clipping."""
-        return math.inf if self.clip_global_norm is None else float(self.clip_global_norm)
-
-    @cached_property
     def balances(self) -> bool:
         """Whether factors come from the norms of all weights before the step, and not from each layer's own norms."""
         return isinstance(self.scaling, BalancedLR)
@@ -189,10 +183,6 @@ class StepOptions:
         return (
             self.device_counts or self.skips or self.stochastic_rounding or any(group["capturable"] for group in groups)
         )
-
-    def seed_of(self, launch: int) -> int | None:
-        """Returns the seed for each launch of a step, or None to round to nearest."""
-        return (self.rounding_seed + launch * 0x9E3779B9) % (1 << 31) if self.stochastic_rounding else None
 
     def has_master(self, param: Tensor) -> bool:
         """Returns whether the state has the exact weight of a parameter."""

@@ -62,7 +62,9 @@ class Plan:
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
             elements=sum(param.numel() for param in columns["param"]),
         )  # fmt: skip
-        self.rounding_seed = options.seed_of(members[0].position)
+        # each launch has its own noise
+        seed = (options.rounding_seed + members[0].position * 0x9E3779B9) % (1 << 31)
+        self.rounding_seed = seed if options.stochastic_rounding else None
         self.statistics: Tensor | None = None
 
     @property
