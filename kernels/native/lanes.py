@@ -60,14 +60,10 @@ class Lanes(Values):
         if op.name not in ("tt.load", "tt.store"):
             # raises an error if the operation is unknown
             expression(op, ["0"] * len(op.operands))
-        size, at = value.type.shape[0], 0
-        for operand in op.operands:
-            if operand in self._loop_of:
-                at = max(at, self._loop_of[operand])
+        size, at = value.type.shape[0], max([self._loop_of.get(operand, 0) for operand in op.operands], default=0)
+        conflicts = {"tt.load": {"tt.store"}, "tt.store": {"tt.load", "tt.store"}}.get(op.name, set())
         for index, loop in enumerate(self._loops):
-            names = {each.name for each in loop.operations}
-            conflicts = {"tt.load": {"tt.store"}, "tt.store": {"tt.load", "tt.store"}}.get(op.name, set())
-            if names & conflicts:
+            if not conflicts.isdisjoint(each.name for each in loop.operations):
                 at = max(at, index)
         while at < len(self._loops) and self._loops[at].size != size:
             at += 1
