@@ -33,12 +33,12 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([first, *(each.to(first.device, non_blocking=True) for each in others)]) if others else first
 
 
-def upload(device: Tensor, host: Tensor) -> Tensor:
-    """Copies to the device, perhaps after this returns."""
-    if device.is_cuda:
+def upload(target: Tensor, host: Tensor) -> Tensor:
+    """Copies a tensor of the host to a tensor on a device, perhaps after this returns."""
+    if target.is_cuda:
         # a new block each time: the caching host allocator keeps it until the copy from it is done
         host = host.pin_memory()
-    return device.copy_(host, non_blocking=True)
+    return target.copy_(host, non_blocking=True)
 
 
 def uploaded(host: Tensor, device: torch.device) -> Tensor:

@@ -77,7 +77,7 @@ class DeviceTable:
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
         integers = -(-floats // 4) * 2
         self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
-        self.buffer = self._upload.device
+        self.buffer = self._upload.buffer
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         numel, self._hyper_row, first, self._flags, *addresses = staged

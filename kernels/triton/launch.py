@@ -50,7 +50,7 @@ class Kernel:
         meta: compile-time arguments.
 
     Attributes:
-        device: a context in which the device of the table is the current device.
+        context: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.
 
     Raises:
@@ -74,7 +74,7 @@ class Kernel:
             )
         self.meta = meta
         # does nothing for tensors on the CPU
-        self.device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
+        self.context = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         options = {"maxnreg": registers} if torch.version.hip is None else {}
         arguments = _arguments(device_table, items, args)
         self.run: Callable[[int, tuple[Any, ...]], None]
@@ -86,7 +86,7 @@ class Kernel:
                 compile_kernel(function, arguments, meta), alone=bool(device_table.numel.sum() < GRAIN)
             )  # fmt: skip
         else:
-            with self.device:
+            with self.context:
                 # without contraction to FMA, each operation is rounded separately, on every device and version
                 compiled = function.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **options)
             # a compiled kernel takes all arguments by position, and ignores compile-time ones
@@ -117,7 +117,7 @@ def launch(
     if not count:
         return
     programs = grid(count if most_programs is None else min(count, most_programs))
-    with kernel.device:
+    with kernel.context:
         kernel.run(programs, _arguments(device_table, items, args))
         keep(device_table)
     counters["launches"] += 1

@@ -13,11 +13,11 @@ CAPTURES = 8
 
 
 class Upload:
-    """An int64 buffer, `device`, and its values, `host`, which the caller changes."""
+    """An int64 `buffer` on a device, and its values, `host`, which the caller changes."""
 
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
-        self.device = torch.zeros(size, dtype=torch.int64, device=device)
+        self.buffer = torch.zeros(size, dtype=torch.int64, device=device)
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
@@ -39,13 +39,13 @@ class Upload:
                         "first"
                     )
                 self._captured.append(self._spares.pop().copy_(host))
-            self.device.copy_(self._captured[-1], non_blocking=True)
+            self.buffer.copy_(self._captured[-1], non_blocking=True)
             return
-        upload(self.device, host)
+        upload(self.buffer, host)
         if capturable and len(self._spares) < CAPTURES:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))
-            pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)
+            pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.buffer.is_cuda)
             self._spares = list(pinned.unbind())
 
 
