@@ -161,14 +161,15 @@ class Table:
         """Yields each row with its view of each named column (complex tensors as pairs of reals)."""
         tensors = [self.column(name) for name in columns]
         for row in self.rows:
-            yield row, tuple(_view(column[row.tensor], row) for column in tensors)
+            yield row, tuple(view_of(column[row.tensor], row) for column in tensors)
 
     def column(self, name: str) -> Sequence[Any]:
         """Returns the tensors of a column, None for each if there is no such column."""
         return self.columns.get(name, (None,) * len(self.columns["param"]))
 
 
-def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
+def view_of(tensor: Any, row: Row) -> Any:
+    """Returns the elements of a row (complex ones as pairs of reals); None for None."""
     if tensor is None:
         return None
     tensor = real(tensor)

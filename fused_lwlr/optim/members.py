@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Row
-from fused_lwlr.kernels.tensors import real, sum_dtype
+from fused_lwlr.kernels.table import view_of
+from fused_lwlr.kernels.tensors import sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import first_average
 from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, slices_of
@@ -146,9 +147,7 @@ def _add_radii(states: Any, members: Sequence[Member]) -> None:
 
 def _sq_sum(member: Member, row: Row) -> Tensor:
     """Returns Σw² over the elements of a row that this process holds, a scalar."""
-    weight = real(first_average(local(member.param), local(member.entries.get(MASTER))))
-    if row.stop is not None and weight.dim():
-        weight = weight[row.start : row.stop]
+    weight: Tensor = view_of(first_average(local(member.param), local(member.entries.get(MASTER))), row)
     return weight.square().sum(dtype=sum_dtype(weight.device))
 
 
