@@ -74,10 +74,8 @@ def step(
 
     Args:
         rule: the update rule.
-        table: columns "param", "grad" and the rule's states (None for state that a parameter does not have). "step"
-            if the device counts steps. "master_weight": for a half-precision parameter its weight before rounding,
-            used where it rounds to the parameter. "ema": the moving average of the weight. "radius": the norms
-            of the rows for a `Retraction` that is fixed.
+        table: its state columns are the rule's. An exact weight in "master_weight" is used where it rounds to the
+            parameter.
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
