@@ -6,10 +6,13 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+from typing_extensions import Unpack
 
 import fused_lwlr
+from fused_lwlr.optim.options import SharedOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,6 +65,13 @@ def test_unknown_names():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Lion"])
+def test_annotations_of_constructors_exist_at_run_time(name):
+    """Programs that make a command line of a constructor read its annotations, as of torch's constructors."""
+    hints = get_type_hints(getattr(fused_lwlr, name).__init__)
+    assert hints["options"] == Unpack[SharedOptions]
+
+
 def test_import_imports_no_triton_and_no_extras():
     result = python(
         "import sys, fused_lwlr; print({'triton', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules))\n"

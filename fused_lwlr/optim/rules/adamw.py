@@ -1,17 +1,13 @@
 """AdamW, and a multiplier for every layer."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.options import SharedOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class AdamW(FusedOptimizer, torch.optim.AdamW):
@@ -44,7 +40,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
-        **options: "Unpack[SharedOptions]",
+        **options: Unpack[SharedOptions],
     ) -> None:
         flags = self._start(options)
         capturable = self.options.capturable

@@ -1,16 +1,12 @@
 """Lion, and a multiplier for every layer."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.options import SharedOptions
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class Lion(FusedOptimizer, torch.optim.Optimizer):
@@ -45,7 +41,7 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         weight_decay: float | torch.Tensor = 0.0,
         *,
         maximize: bool = False,
-        **options: "Unpack[SharedOptions]",
+        **options: Unpack[SharedOptions],
     ) -> None:
         flags = self._start(options)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}

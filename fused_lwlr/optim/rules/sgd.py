@@ -1,18 +1,16 @@
 """SGD with momentum, and a multiplier for every layer."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.rescaling import ScaleInvariant
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -56,7 +54,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         maximize: bool = False,
         lr_in_momentum: bool = False,
         rescale_weights: ScaleInvariant | Literal[False] = False,
-        **options: "Unpack[SharedOptions]",
+        **options: Unpack[SharedOptions],
     ) -> None:
         flags = self._start(options, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum)
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, **flags)
