@@ -1,7 +1,7 @@
 """All plans of an optimizer: made for its parameters and options, kept while only gradients change, and stepped."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -23,7 +23,7 @@ from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.state import drop_stale
 from fused_lwlr.optim.uninterrupted import uninterrupted
-from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
+from fused_lwlr.optim.validate import DOUBLE, check_gradients, check_modes, same_placement
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 GRAD = attrgetter("grad")
@@ -64,20 +64,19 @@ class Plans:
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
         self._params = [member.param for member in self._members]
-        rows = [row for member in members for row in member.rows]
-        double = all(param.dtype in (torch.float64, torch.complex128) for param in self._params)
-        self._largest = math.inf if double else LARGEST_FLOAT32 / max([1.0, *(row.multiplier for row in rows)])
+        multipliers = [row.multiplier for member in members for row in member.rows]
+        self._largest = LARGEST_FLOAT32 / max([1.0, *multipliers])
+        if all(param.dtype in DOUBLE for param in self._params):
+            self._largest = math.inf
         self._distributed = any(map(is_distributed, self._params))
         # sums over the processes that share layers
         self._completion: Completion | None = None
         if self._distributed:
             held = [(plan.members[row.tensor].param, row) for plan in self.plans for row in plan.table.rows]
             self._completion = completion_of(held, self.plans[0].device)
-        # the addresses after the first step, see `_places_of`, and a check of the forms that parameters have then
+        # the addresses after the first step, see `_places_of`
         self._places: Any = None
-        self._have_same_forms: Callable[..., bool]
-        # for each member, whether it has a gradient; the same of the last step, None before the first step
-        self._present: bytes
+        # `_present` of the last step, None before the first step
         self._last: bytes | None = None
         self._set_present(b"".join([plan.table.present for plan in self.plans]))
 
@@ -178,7 +177,7 @@ class Plans:
             return None
 
     def _set_present(self, present: bytes) -> None:
-        """Notes which members have a gradient, and which plans are launched."""
+        """Notes whether each member has a gradient, one byte each, and which plans are launched."""
         self._present = present
         if self._targets:
             for plan in self.plans:

@@ -72,11 +72,11 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
     named = all("param_names" in group for group in groups)
     names = [name for group in groups for name in group["param_names"]] if named else None
     scaling.check(names)
-    params = [param for group in groups for param in group["params"]]
     # one that is not initialized yet has no shape to select it by
-    if not any(is_lazy(p) or scaling.selects(n, p) for n, p in zip(names or [None] * len(params), params, strict=True)):
+    chosen = [is_lazy(p) or options.scales(group, at) for group in groups for at, p in enumerate(group["params"])]
+    if not any(chosen):
         warnings.warn(
-            f"scaling={scaling!r} selects none of the {len(params)} parameters, so it has no effect: give it select=. "
+            f"scaling={scaling!r} selects none of the {len(chosen)} parameters, so it has no effect: give it select=. "
             "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
             stacklevel=4,
         )
