@@ -57,9 +57,6 @@ class Lanes(Values):
         value = op.results[0] if op.results else op.operands[1]
         if len(value.type.shape) != 1:
             raise UnsupportedError(f"{op.name} of {value.type.shape}")
-        if op.name not in ("tt.load", "tt.store"):
-            # raises an error if the operation is unknown
-            expression(op, ["0"] * len(op.operands))
         size, at = value.type.shape[0], max([self._loop_of.get(operand, 0) for operand in op.operands], default=0)
         conflicts = {"tt.load": {"tt.store"}, "tt.store": {"tt.load", "tt.store"}}.get(op.name, set())
         for index, loop in enumerate(self._loops):
