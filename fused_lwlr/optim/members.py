@@ -135,7 +135,10 @@ def _add_radii(states: Any, members: Sequence[Member]) -> None:
         return
     held = [(member, row) for member in new for row in member.rows]
     device = local(new[0].param).device
-    sums = torch.stack([_sq_sum(member, row).to(device) for member, row in held])
+    weights = (
+        view_of(first_average(local(member.param), local(member.entries.get(MASTER))), row) for member, row in held
+    )  # fmt: skip
+    sums = torch.stack([w.square().sum(dtype=sum_dtype(w.device)).to(device) for w in weights])
     completion = completion_of([(member.param, row) for member, row in held], device)
     if completion is not None:
         sums = completion.sum(sums[:, None])[:, 0]
@@ -143,12 +146,6 @@ def _add_radii(states: Any, members: Sequence[Member]) -> None:
     for member, norm in zip(new, norms, strict=True):
         # in its own memory
         member.entries[RADIUS] = norm.to(local(member.param).device, copy=True)
-
-
-def _sq_sum(member: Member, row: Row) -> Tensor:
-    """Returns Σw² over the elements of a row that this process holds, a scalar."""
-    weight: Tensor = view_of(first_average(local(member.param), local(member.entries.get(MASTER))), row)
-    return weight.square().sum(dtype=sum_dtype(weight.device))
 
 
 def _add_targets(
@@ -193,9 +190,8 @@ def check_members(members: Sequence[Member]) -> bool:
     tensors = [tensor for *_, tensor in written]
     inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
     if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
-        stepped = [id(member.param) for member in members if member.is_stepped]
         # a parameter that is in its group twice must not have a gradient twice
-        return len(set(stepped)) == len(stepped)
+        return len(once) == len(members)
     now = [
         (tensor, f"{name!r} in the state of {member.label}" if name else member.label)
         for member, name, tensor in written
