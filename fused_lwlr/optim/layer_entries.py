@@ -140,15 +140,15 @@ def _is_slices(entry: Any) -> bool:
     )
 
 
-def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: LayerOptions | None = None) -> Entry:
+def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) -> Entry:
     """Returns the slices of a parameter, with `rest` in the gaps between them; without `rest`, gaps are refused."""
     if not slices and rest is not None:
         return (Slice(0, None, rest),)
     if len(slices) == 1 and slices[0].stop is None:
         return (slices[0]._replace(start=0),)
     size, end = param.shape[0] if param.dim() else 0, 0
-    gaps: list[tuple[int, int]] = []
-    for start, stop, _ in slices:
+    found: list[Any] = []
+    for start, stop, options in slices:
         where = f"the slice {start}:{stop} of {name!r}"
         if not (type(start) is type(stop) is int and start < stop):
             raise ValueError(f"{where} must go from an int to a larger int")
@@ -156,13 +156,10 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: LayerOptions
             raise ValueError(f"{where} leaves its first dimension of {size}")
         if start < end:
             raise ValueError(f"{where} overlaps the slice before it, which ends at {end}")
-        gaps.append((end, start))
+        found += [Slice(end, start, rest), Slice(start, stop, options)]
         end = stop
-    gaps = [gap for gap in (*gaps, (end, size)) if gap[0] < gap[1]]
-    if rest is not None:
-        return tuple(sorted([*slices, *(Slice(*gap, rest) for gap in gaps)]))
-    if gaps:
-        raise ValueError(
-            f"the slices of {name!r} must cover its first dimension, but {gaps[0][0]}:{gaps[0][1]} is left"
-        )
-    return tuple(slices)
+    found = [part for part in (*found, Slice(end, size, rest)) if part.start < part.stop]
+    for start, stop, options in found:
+        if options is None:
+            raise ValueError(f"the slices of {name!r} must cover its first dimension, but {start}:{stop} is left")
+    return tuple(found)
