@@ -33,9 +33,9 @@ OPTIMIZE = {"gcc": ("-O1", "-ftree-vectorize", "-fvect-cost-model=dynamic"), "cl
 """The kernels are as fast as with -O3, and compile in less than half of the time."""
 WAIT = 60
 """CPU time in seconds after which a program that waits for another ends with an error."""
-TYPES = {
+TYPES: dict[Any, str | None] = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
-    torch.int32: "*i32", torch.int64: "*i64",
+    torch.int32: "*i32", torch.int64: "*i64", float: "fp32", int: "i32", type(None): None,
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
         UnsupportedError: an operation of the kernel has no translation.
         CompileError: a C compiler or OpenMP is missing, or the compiler failed.
     """
-    kinds = tuple([None if value is None else _type(value) for value in arguments])
+    kinds = tuple([TYPES[value.dtype if isinstance(value, Tensor) else type(value)] for value in arguments])
     try:
         function = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
     except UnsupportedError as error:
@@ -100,12 +100,6 @@ def problem(kernel: Any, types: tuple[str | None, ...], meta: dict[str, Any]) ->
     except Exception as error:
         return f"{error}" or type(error).__name__
     return None
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return TYPES[value.dtype]
-    return "fp32" if isinstance(value, float) else "i32"
 
 
 @cache
