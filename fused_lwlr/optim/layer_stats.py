@@ -27,7 +27,7 @@ def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
             "step_in_backward(), or it raised an error: call it first"
         )
     # a plan without any gradient has the statistics of an earlier step
-    plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]
+    plans = [plan for each in stepped for plan in each.plans if 1 in plan.table.present]
     if not plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(each.options.scaling != scaling for each in stepped):

@@ -67,11 +67,6 @@ class Plan:
         self.rounding_seed = seed if options.stochastic_rounding else None
         self.statistics: Tensor | None = None
 
-    @property
-    def has_gradients(self) -> bool:
-        """Whether any parameter has a gradient in the last or next step."""
-        return 1 in self.table.present
-
     def stepped(self) -> Tensor:
         """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
         if self.table.present != self._present:

@@ -188,7 +188,7 @@ class Plans:
         self._launched = [
             plan
             for plan in self.plans
-            if 1 in present and (self._completion is not None or plan.has_gradients or plan.rescales)
+            if 1 in present and (self._completion is not None or 1 in plan.table.present or plan.rescales)
         ]
 
 
