@@ -18,7 +18,6 @@ from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, load, tile_of, visit
 from fused_lwlr.kernels.triton.work import tile_list
 
-COLUMNS = ("param", "grad")
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """The statistics in the order in which a block adds to them: with the order of `STATISTICS` it takes more registers."""
 PLACES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
@@ -126,7 +125,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, COLUMNS, (0, 0), lambda: sizes.statistics_tile)
+    device_table = device_table_of(table, ("param", "grad"), (0, 0), lambda: sizes.statistics_tile)
     device_table.refresh(table)
     tiles = device_table.items.get("tiles")
     if tiles is None:
