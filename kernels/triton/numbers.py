@@ -10,7 +10,6 @@ import numpy as np
 import triton
 import triton.language as tl
 from torch import Tensor, float64
-from torch import device as device_type
 
 from fused_lwlr.kernels.rules.base import Hyper, Rule
 from fused_lwlr.kernels.table import Table
@@ -67,12 +66,24 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
         more: the numbers of a scaling, which are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
-    device, addresses = table.columns["param"][0].device, []
-    found = []
-    for i, each in enumerate(hyper):
-        row, tensors = _row(each, more, device)
-        found.append(row)
-        addresses += [(i, offset // 2, tensor) for offset, tensor in tensors.items()]
+    device = table.columns["param"][0].device
+    found: list[list[float]] = []
+    # row, offset and tensor of each number on the device
+    addresses: list[tuple[int, int, Tensor]] = []
+    for i, h in enumerate(hyper):
+        lr, weight_decay, factor, per_lr, on_host = h.lr, h.weight_decay, h.decay_factor, h.decay_per_lr, True
+        if isinstance(lr, Tensor) and lr.device == device:
+            addresses.append((i, LR_ADDRESS.value // 2, lr))
+            lr, on_host = 0.0, False
+        if isinstance(weight_decay, Tensor) and weight_decay.device == device:
+            addresses.append((i, WEIGHT_DECAY_ADDRESS.value // 2, weight_decay))
+            weight_decay, on_host = 0.0, False
+        if on_host:
+            weight_decay, factor, per_lr = float(weight_decay) * (factor + per_lr * float(lr)), 1.0, 0.0
+        row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
+        row += h.numbers
+        # an even width, for the alignment of the addresses
+        found.append([*row, *(0.0,) * ((len(row) + len(more)) % 2), *more])
     rows = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
         rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == float64)
@@ -85,19 +96,3 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
         own = steps if isinstance(steps, float) else steps[here]
         coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, own)
     return Numbers(rows, coefficients, bool(addresses))
-
-
-def _row(h: Hyper, more: tuple[float, ...], device: device_type) -> tuple[list[float], dict[int, Tensor]]:
-    """Returns a row, and the tensor for each address in it, by its offset."""
-    lr, weight_decay, factor, per_lr = h.lr, h.weight_decay, h.decay_factor, h.decay_per_lr
-    tensors = {}
-    if isinstance(lr, Tensor) and lr.device == device:
-        tensors[LR_ADDRESS.value], lr = lr, 0.0
-    if isinstance(weight_decay, Tensor) and weight_decay.device == device:
-        tensors[WEIGHT_DECAY_ADDRESS.value], weight_decay = weight_decay, 0.0
-    if not tensors:
-        weight_decay, factor, per_lr = float(weight_decay) * (factor + per_lr * float(lr)), 1.0, 0.0
-    row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
-    row += h.numbers
-    # an even width, for the alignment of the addresses
-    return [*row, *(0.0,) * ((len(row) + len(more)) % 2), *more], tensors
