@@ -75,9 +75,7 @@ class Writer(Lanes):
         *operations, last = condition.operations
         test, *passed = last.operands
         waits = all(each.name == "scf.yield" for each in body.operations)
-        turns = self.name() if waits else ""
-        if waits:
-            self.line(f"int64_t {turns} = 0;")
+        turns = self.variable("i64", "0") if waits else ""
         self.open("for (;;) {")
         for each in operations:
             self._operation(each)

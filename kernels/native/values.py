@@ -77,7 +77,6 @@ class Values:
     def array(self, kind: Type) -> str:
         """Writes an array for a tensor, and returns its name."""
         name = self.name()
-        self.most_lanes = max(self.most_lanes, kind.shape[0])
         self.line(f"{c_type(kind.element)}{name}[{kind.shape[0]}] ALIGNED;")
         return name
 
