@@ -110,6 +110,17 @@ def test_one_group_that_is_not_capturable(name, capturing, device):
     refused(ours, named, NOT_CAPTURABLE)
 
 
+def test_a_rate_in_the_momentum(capturing, device):
+    """The constructor refuses both options; a param group may still be edited."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of("sgd", named, capturable=False, lr_in_momentum=True, momentum=0.9, dampening=0.0)
+    ours.param_groups[0]["capturable"] = True
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    refused(ours, named, "lr_in_momentum=True cannot be captured: lr is a number")
+
+
 @every_name
 def test_before_the_first_step(name, capturing, device):
     named = parameters(SHAPES, torch.float32, device)
