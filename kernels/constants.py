@@ -60,8 +60,7 @@ GPU = Sizes(
     step_block=1024, block=1024, queue_passes=8, queue_slots=1024, statistics_passes=16, at_once=4,
     statistics_slots=128, window=19 << 20,
 )  # fmt: skip
-"""The window hardly matters on an H200: with one window for all rows, steps take 0.98 to 1.02 times as long. Norms and
-updates of a row are too far apart for its L2 of 60 MB."""
+"""The window hardly matters on an H200: norms and updates of a row are too far apart for its L2 of 60 MB."""
 if torch.version.hip:
     # a release writes all of L2 back there: larger items need fewer
     GPU = GPU._replace(queue_passes=16)
@@ -80,8 +79,7 @@ LEAST_RESIDENT = {"step": (10, 8, 6), "queue": (8, 8, 6), "statistics": (6,)}
 """Programs with blocks of 1,024 elements that must fit on a multiprocessor at once: by kernel, and by the number of
 state columns of the rule (the last also for more). The limit for the registers of a thread follows from it. Programs of
 the queue wait for tickets, tables and other programs as well as for data. On an H200 more of them are faster, although
-their scalars are spilled then: in bfloat16, AdamW with LAMB takes 165 µs with 6 and 196 µs with 4 on ResNet-50, SGD
-with ELR 96 µs with 8 and 105 µs with 5."""
+their scalars are spilled then."""
 
 
 def least_resident(kernel: str, states: int = 0) -> int:
