@@ -22,7 +22,10 @@ class CPUOffload(StepInBackward):
 
     def __init__(self, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int):
         params = params_of(optimizer)
-        self._copies: dict[Any, Tensor] = {param: copy_of(param) for param in params}
+        self._copies: dict[Any, Tensor] = {}
+        for param in params:
+            copy = torch.empty_like(param, device="cpu", pin_memory=param.device.type != "cpu", requires_grad=False)
+            self._copies[param] = nn.Parameter(copy.copy_(param.detach()), requires_grad=param.requires_grad)
         self._sources: dict[Any, Tensor] = {copy: param for param, copy in self._copies.items()}
         # a weight with another version was changed by the user since it was copied
         self._versions: dict[Any, int] = {param: param._version for param in params}
@@ -148,12 +151,6 @@ class CopyStream:
     def lead(self) -> None:
         """Lets later work of the device wait for all copies that were started."""
         self._module.current_stream(self._device).wait_stream(self._stream)
-
-
-def copy_of(param: Tensor) -> nn.Parameter:
-    """Returns a copy of a parameter on the CPU, in pinned memory if the parameter is on another device."""
-    copy = torch.empty_like(param, device="cpu", pin_memory=param.device.type != "cpu", requires_grad=False)
-    return nn.Parameter(copy.copy_(param.detach()), requires_grad=param.requires_grad)
 
 
 def exchange(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
