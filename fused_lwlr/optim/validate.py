@@ -18,7 +18,9 @@ from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.shards import local
 
-FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DOUBLE = (torch.float64, torch.complex128)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.complex32, *DOUBLE)
+"""The dtypes that parameters and gradients may have."""
 BLIND_MODES = {
     "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
     "ProxyTorchDispatchMode": "make_fx",
@@ -26,8 +28,6 @@ BLIND_MODES = {
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
 EDITABLE = tuple(name for name in names_of("group") if name != "layers")
 """The options of param groups that may change between two steps. New plans check `layers`."""
-COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
-DOUBLE = (torch.float64, torch.complex128)
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -58,7 +58,7 @@ def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
         return f"is on {tensor.device}, but the parameter is on {param.device}"
     fits = (tensor.is_floating_point() or tensor.is_complex()) and tensor.is_complex() == param.is_complex()
     if not copied:
-        fits = fits and tensor.dtype in (*FLOATING, *COMPLEX) and (tensor.dtype in DOUBLE) == (param.dtype in DOUBLE)
+        fits = fits and tensor.dtype in DTYPES and (tensor.dtype in DOUBLE) == (param.dtype in DOUBLE)
     if not fits:
         return f"is {tensor.dtype}, but the parameter is {param.dtype}"
     return ""
@@ -144,9 +144,7 @@ def is_made_by_zero_redundancy_optimizer() -> bool:
 
 def is_ordinary(param: Tensor) -> bool:
     """Returns whether a parameter without a gradient may wait in a table for one: a dense tensor with memory."""
-    if is_lazy(param) or param.is_nested or param.layout is not torch.strided:
-        return False
-    if param.dtype not in (*FLOATING, *COMPLEX):
+    if is_lazy(param) or param.is_nested or param.layout is not torch.strided or param.dtype not in DTYPES:
         return False
     return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))
 
@@ -177,7 +175,7 @@ def _problem_of(optimizer: str, label: str, param: Tensor, *, fused: bool) -> st
             "`fused=True` requires all the params to be floating point Tensors of supported devices, but "
             f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
         )
-    if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
+    if param.layout == torch.strided and param.dtype not in DTYPES:
         return f"{optimizer} cannot optimize {label} of dtype {param.dtype}"
     if param.layout != torch.strided or (grad.layout != torch.strided and not grad.is_nested):
         return (
