@@ -24,7 +24,6 @@ from fused_lwlr.optim.state import radius_misfit, stale_names, steps_of
 from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import local
 
-NAMED = ("params", "param_names")
 KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
@@ -80,7 +79,7 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
         # JSON has lists
         group["betas"] = tuple(group["betas"])
     # options of layers and scalings select parameters by the names that the constructor had
-    group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
+    group.update({name: mine[name] for name in ("params", "param_names", *names_of("flag")) if name in mine})
     group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
     if corrects_decay(group):
         if "max_lr" not in group:

@@ -106,8 +106,7 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
     }  # fmt: skip
     for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
         column = [local(member.entries.get(name)) for member in members]
-        always = name in options.rule.states or (name == RADIUS and options.on_spheres)
-        if always or any(entry is not None for entry in column):
+        if any(entry is not None for entry in column):
             columns[name] = column
     return columns
 

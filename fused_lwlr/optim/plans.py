@@ -27,7 +27,6 @@ from fused_lwlr.optim.validate import DOUBLE, check_gradients, check_modes, same
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 GRAD = attrgetter("grad")
-LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
 class Plans:
@@ -65,7 +64,7 @@ class Plans:
         self._members = [member for plan in self.plans for member in plan.members]
         self._params = [member.param for member in self._members]
         multipliers = [row.multiplier for member in members for row in member.rows]
-        self._largest = LARGEST_FLOAT32 / max([1.0, *multipliers])
+        self._largest = torch.finfo(torch.float32).max / max([1.0, *multipliers])
         if all(param.dtype in DOUBLE for param in self._params):
             self._largest = math.inf
         self._distributed = any(map(is_distributed, self._params))
