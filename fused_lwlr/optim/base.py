@@ -19,7 +19,7 @@ from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, labels_of, set_max_lr
-from fused_lwlr.optim.layer_stats import step_statistics
+from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.option_table import check_option, names_of
 from fused_lwlr.optim.options import Layers, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
@@ -345,7 +345,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             RuntimeError: there was no step yet, it was taken with another scaling, or steps compute no norms since
                 there is no `scaling=`.
         """
-        return step_statistics(self.scaling, self._last_plans)
+        return last_statistics(self.scaling, self._last_plans)
 
     def _report(self) -> None:
         """Raises FloatingPointError if the last step was skipped because of a gradient, and that was not reported."""

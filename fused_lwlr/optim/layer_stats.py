@@ -10,7 +10,7 @@ from fused_lwlr.scaling import BalancedLR, Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) -> StepStatistics:
+def last_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) -> StepStatistics:
     """Returns the statistics of the last step; raises RuntimeError if it computed none."""
     if scaling is None:
         raise RuntimeError(
