@@ -19,7 +19,7 @@ ROWS = [
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations of torch, each of which is a launch on a GPU."""
+    """Counts the operations of torch. On a GPU each one is a launch."""
 
     def __init__(self):
         super().__init__()
