@@ -64,7 +64,6 @@ def test_unknown_names():
     assert not any(hasattr(fused_lwlr, name) for name in ("nope", "nope.x", "_nope"))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Lion"])
 def test_annotations_of_constructors_exist_at_run_time(name):
     """Programs that make a command line of a constructor read its annotations, as of torch's constructors."""
@@ -72,6 +71,7 @@ def test_annotations_of_constructors_exist_at_run_time(name):
     assert hints["options"] == Unpack[SharedOptions]
 
 
+@pytest.mark.long
 def test_import_imports_no_triton_and_no_extras():
     result = python(
         "import sys, fused_lwlr; print({'triton', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules))\n"

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
-from typing_extensions import Unpack
+from typing_extensions import Unpack  # torch depends on it
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
