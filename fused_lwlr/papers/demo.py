@@ -56,10 +56,10 @@ ENTRIES = [
     Entry(ADAMW, LONGER[0], "20 % more steps", gradinit_language.arm("warm-up, 1.2 × the steps", 0.98), 0.009),
     Entry(ADAMW, "GradInit", "15 steps on weights' scales", gradinit_language.arm("GradInit", 0.98), 0.009),
     Entry(SGD, "plain", "", elr_language.arm("neither", warmup=False), 0.15),
-    Entry(SGD, "warm-up", FIFTH, elr_language.arm("neither", warmup=True), 0.3),
-    Entry(SGD, "constrained ELR", "‖g‖ / ‖w‖ of every layer", elr_language.arm("constrained", warmup=False), 0.06),
+    Entry(SGD, "warm-up", FIFTH, elr_language.arm("neither", warmup=True), 0.15),
+    Entry(SGD, "constrained ELR", "‖g‖ / ‖w‖ of every layer", elr_language.arm("constrained", warmup=False), 0.03),
     Entry(LAYERS, "single rate", "", lwlr_language.arm("sgd", "model", "single"), 0.3),
-    Entry(LAYERS, LONGER[1], "15 % more steps", lwlr_language.arm("sgd", "model", "longer"), 0.3),
+    Entry(LAYERS, LONGER[1], "15 % more steps", lwlr_language.arm("sgd", "model", "longer"), 0.6),
     Entry(LAYERS, "LWLR", "gradients of 30 minibatches", lwlr_language.arm("sgd", "model", "layerwise"), 1.2),
 ]
 
