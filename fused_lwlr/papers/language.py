@@ -149,10 +149,7 @@ def tables(
         arm = scores.loc[tuple(of[names].iloc[0])]
         return f"{(arm < trains).sum()} of {len(arm)}"
 
-    # a training that has neither loss diverged; one that only has the reported loss chooses nothing
-    choosing = of_labels[of_labels.val_loss.notna() | of_labels.loss.isna()]
-    seeds = choosing.groupby([*names, "lr"]).size().min()
-    chosen_by = f"mean over {seeds} seeds" if seeds > 1 else "seed 0"
+    chosen_by = f"mean over {settings.seeds} seeds"
     values: dict[Any, Value] = {
         "rates that train": rates_that_train, "best lr": grid.rate_of, "held-out loss": ("loss", "{:.3f}"), **paper,
     }  # fmt: skip
@@ -169,7 +166,7 @@ def tables(
             differences.append([*after, *differing, *against(ours, rival, "loss", "{:+.3f}", lower_is_better=True)])
     rates = [
         [*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in of.groupby("lr"))]
-        for arm, of in grid.arms(choosing).items()
+        for arm, of in grid.arms(of_labels).items()
     ]
     most, labels = max(map(len, rates)), len(names)
     return [

@@ -213,8 +213,7 @@ def test_rates_of_the_demo_are_the_best_of_recorded_grids(entry):
         expected = {**entry.arm.fields, "steps": demo.STUDY.steps, "data": demo.STUDY.data}
         for job in results["jobs"]:
             parameters, values = job["parameters"], job["values"]
-            validated = values["val_loss"] is not None or values["loss"] is None
-            if parameters | expected == parameters and parameters["labels"] == entry.arm.labels and validated:
+            if parameters | expected == parameters and parameters["labels"] == entry.arm.labels:
                 mean.setdefault(parameters["lr"], []).append(values["val_loss"] or math.inf)
     lrs = {lr: sum(of) / len(of) for lr, of in mean.items()}
     assert entry.lr == min(lrs, key=lrs.get)
