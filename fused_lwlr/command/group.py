@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "calibrate": ("calibrate", "Measure the learning-rate multiplier of every layer of a model."),
-    "demo": ("study", "Show the effect of the methods on small Transformers, in about ten minutes."),
+    "demo": ("study", "Show the effect of the methods on small Transformers, in minutes."),
     "train": ("train", "Train a model, small or of ImageNet's size."),
     "report": ("report", "Write the report of a run, as one HTML file."),
     "study": ("study", "Reproduce a figure or table of a paper."),

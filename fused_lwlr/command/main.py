@@ -46,5 +46,5 @@ def _common(
     is at initialization, the higher.
 
     Start with fused-lwlr demo: it trains small Transformers on text, which
-    takes about ten minutes on two cores.
+    takes about four minutes on two cores.
     """

@@ -30,7 +30,7 @@ def demo(
     quick: Quick = False,
     device: Device = "auto",
 ) -> None:
-    """Show the effect of the methods on small Transformers, in about ten minutes.
+    """Show the effect of the methods on small Transformers, in minutes.
 
     Trains on the documentation that comes with Python: a post-LN Transformer
     with AdamW, plain, with warm-up, and from GradInit; one with SGD, plain,
