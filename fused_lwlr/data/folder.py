@@ -94,9 +94,11 @@ def _images(root: Path, classes: list[str]) -> list[list[str]]:
     # on a network disk, listing is mostly waiting
     with ThreadPoolExecutor(16) as pool:
         files = list(pool.map(lambda name: list(files_below(os.path.join(root, name), EXTENSIONS)), classes))
+    kinds = ", ".join(sorted(EXTENSIONS))
     for name, found in zip(classes, files, strict=True):
         if not found:
-            raise ValueError(f"{root / name} holds no images ({', '.join(sorted(EXTENSIONS))}): add some, or remove it")
+            # it may be the folder of a run
+            raise ValueError(f"{root / name} holds no images ({kinds}): add some, or move it away")
     return files
 
 

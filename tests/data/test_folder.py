@@ -146,7 +146,7 @@ def _itself(folder):
         ),
         (lambda f: (f / "val" / "n01").rename(f / "gone"), r"train and .*val have other classes: n01; both need"),
         (_flat_val, r"val has no sub-folders: sort its images into folders of their classes"),
-        (_empty_class, r"n03 holds no images .*: add some, or remove it"),
+        (_empty_class, r"n03 holds no images .*: add some, or move it away"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
         (_other_names, "has Train and validation: name these folders train and val"),
         (_loop, r"loop links to .*n01, and is within it: remove the link"),
