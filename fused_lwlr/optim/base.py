@@ -24,6 +24,7 @@ from fused_lwlr.optim.option_table import check_option, names_of
 from fused_lwlr.optim.options import Layers, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import (
+    DTYPES,
     check_edits,
     check_selection,
     checked_group,
@@ -159,8 +160,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         found: dict[str, set[str]] = {}
         for param in (local(param) for group in self.param_groups for param in group["params"]):
-            if not (param.dtype.is_floating_point or param.dtype.is_complex):
-                # integers, such as quantized weights, have no gradient
+            if param.dtype not in DTYPES:
+                # quantized weights have no gradient
                 continue
             addressable = is_lazy(param) or (is_addressable(param) and not param.is_inference())
             module = ops.pick(self.options.backend, param.device, param.dtype, addressable=addressable)

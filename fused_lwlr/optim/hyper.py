@@ -33,10 +33,10 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     ema = group[EMA]
     numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
-    on_device = isinstance(lr, Tensor)
-    # on a device, each operation of the product would be a launch
-    decay = 0.0 if on_device or isinstance(weight_decay, Tensor) else row.decay
-    for value in (0.0 if on_device else lr, decay, *numbers):
+    is_tensor = isinstance(lr, Tensor)
+    # tensors may be on a GPU, where each operation of the product would be a launch
+    decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.decay
+    for value in (0.0 if is_tensor else lr, decay, *numbers):
         if not -largest <= value <= largest:
             # float32 would turn weights into NaN; torch.optim raises RuntimeError then
             for name, option in {**own, "weight_decay": row.decay}.items():

@@ -113,13 +113,14 @@ def test_grad_mode_is_left_as_it_was(enabled, fails, device):
         ("triton", [torch.bfloat16], "triton"), ("auto", [torch.float64], "torch"),
         ("auto", [torch.float32, torch.float64], "torch and triton"),
         ("auto", [torch.uint8, torch.float32], "triton"),
+        ("auto", [torch.float8_e4m3fn, torch.float32], "triton"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", OURS)
 def test_backend_names_the_code_that_runs(name, asked, dtypes, expected, device):
-    """Integers, which have no gradient, are stepped by none."""
+    """Quantized weights, which have no gradient, are stepped by none."""
     tensors = [torch.ones(3, dtype=dtype, device=device) for dtype in dtypes]
-    params = [torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()) for tensor in tensors]
+    params = [torch.nn.Parameter(tensor, requires_grad=tensor.element_size() > 1) for tensor in tensors]
     ours = OURS[name](params, lr=0.1, backend=asked)
     assert ours.backend == {str(params[0].device): expected}
     assert ours.options.backend == asked
