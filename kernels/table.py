@@ -65,7 +65,7 @@ class Table:
         columns: name -> tensors.
         present: one byte for each parameter: 1 if it has a gradient in the next step.
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
-        grad_forms: a number that increases whenever strides or lazy bits of gradients may have changed.
+        changes: a number that increases whenever other gradients are present, or forms of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
@@ -83,7 +83,7 @@ class Table:
         self.device_tables: dict[tuple[str, ...], Any] = {}
         self.capturable = False
         self._complete, self.present = b"\x01" * len(params), bytes(map(EXISTS, grads))
-        self.grad_addresses, self.grad_forms = np.array(addresses_of(grads), dtype=np.int64), 0
+        self.grad_addresses, self.changes = np.array(addresses_of(grads), dtype=np.int64), 0
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
     def accept_gradients(self, grads: Sequence[Any]) -> bool:
@@ -111,7 +111,8 @@ class Table:
             return False
         if not same:
             self._have_same_forms = form_check(examples)
-            self.grad_forms += 1
+        if not (same and present == self.present):
+            self.changes += 1
         self.present = present
         self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
         self.grad_addresses[np.frombuffer(present, dtype=bool)] = addresses

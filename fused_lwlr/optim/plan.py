@@ -56,7 +56,6 @@ class Plan:
             torch.tensor([getattr(row, name) for row in rows], device=self.device)
             for name in ("scaled", "counts_for_max_norm")
         )
-        self._present = b""
         self.backend: ModuleType = ops.pick(
             # a FakeTensor has no values to launch on, only shapes
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
@@ -66,11 +65,12 @@ class Plan:
         seed = (options.rounding_seed + members[0].position * 0x9E3779B9) % (1 << 31)
         self.rounding_seed = seed if options.stochastic_rounding else None
         self.statistics: Tensor | None = None
+        self._changes = -1
 
     def stepped(self) -> Tensor:
         """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
-        if self.table.present != self._present:
-            self._present = self.table.present
+        if self.table.changes != self._changes:
+            self._changes = self.table.changes
             self._stepped = uploaded(torch.from_numpy(self.table.stepped), self.device)
         return self._stepped
 

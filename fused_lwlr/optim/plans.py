@@ -75,9 +75,9 @@ class Plans:
             self._completion = completion_of(held, self.plans[0].device)
         # the addresses after the first step, see `_places_of`
         self._places: Any = None
-        # `_present` of the last step, None before the first step
-        self._last: bytes | None = None
-        self._set_present(b"".join([plan.table.present for plan in self.plans]))
+        # `_changes` of the last step, None before the first step
+        self._last: list[int] | None = None
+        self._choose_launches()
 
     def take_gradients(
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
@@ -99,11 +99,10 @@ class Plans:
         for plan in self.plans:
             if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
                 return False
-        present = b"".join([plan.table.present for plan in self.plans])
-        if present != self._present:
+        if [plan.table.changes for plan in self.plans] != self._changes:
             if not self._fits_any_gradients:
                 return False
-            self._set_present(present)
+            self._choose_launches()
         return True
 
     def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> SkipReport | None:
@@ -119,7 +118,7 @@ class Plans:
             check_modes()
         hyper = [hyper_row(options, groups[number], layer, self._largest) for number, layer in self._hyper]
         if self._targets:
-            # see `_set_present`
+            # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         decisions, report = decide(options, plans, hyper, loss_scale, self._completion)
         # all of them before the first is launched: a failure here leaves every parameter as it was
@@ -137,8 +136,12 @@ class Plans:
                     plan.store(states, stepped=True)
             if self._distributed:
                 # kernels increment the versions of local parts only
-                written = zip(self._members, self._present, strict=True)
-                whole = [member.param for member, present in written if present or member.is_rescaled]
+                present = chain.from_iterable(plan.table.present for plan in self.plans)
+                whole = [
+                    member.param
+                    for member, there in zip(self._members, present, strict=True)
+                    if there or member.is_rescaled
+                ]
                 increment_version(list(filter(is_distributed, whole)))
             if self._last is None:
                 for plan in self.plans:
@@ -148,7 +151,7 @@ class Plans:
                 if all(plan.addressable for plan in self.plans):
                     params = list(map(local, self._params))
                     self._places, self._have_same_forms = self._places_of(params, states), form_check(params)
-            self._last = self._present
+            self._last = self._changes
         return report
 
     def release_gradients(self) -> None:
@@ -158,8 +161,8 @@ class Plans:
 
     @property
     def repeats(self) -> bool:
-        """Whether the last step was taken with the same parameters that have a gradient now."""
-        return self._last == self._present
+        """Whether the last step had gradients of the same parameters as now, in the same forms."""
+        return self._last == self._changes
 
     def _places_of(self, params: Sequence[Tensor], states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
@@ -175,19 +178,20 @@ class Plans:
             # a sparse tensor, or an entry that is not a tensor
             return None
 
-    def _set_present(self, present: bytes) -> None:
-        """Notes whether each member has a gradient, one byte each, and which plans are launched."""
-        self._present = present
+    def _choose_launches(self) -> None:
+        """Decides which plans are launched, for the gradients that are present."""
+        self._changes = [plan.table.changes for plan in self.plans]
         if self._targets:
             for plan in self.plans:
                 # a row without a gradient is only rescaled
                 rows = [row.hyper for row in plan.table.rows]
                 plan.table.hyper_row = np.where(plan.table.stepped, rows, len(self._hyper))
+        present = [1 in plan.table.present for plan in self.plans]
         # without any gradient nothing is rescaled
         self._launched = [
             plan
-            for plan in self.plans
-            if 1 in present and (self._completion is not None or 1 in plan.table.present or plan.rescales)
+            for plan, own in zip(self.plans, present, strict=True)
+            if any(present) and (own or plan.rescales or self._completion is not None)
         ]
 
 

@@ -70,8 +70,7 @@ class DeviceTable:
         """For a workspace with Σw² of rows, the version of each parameter at the launch that stored them, int64."""
         self.items: dict[Any, Tensor] = {}
         self.kernels: dict[Any, Any] = {}
-        self._present: Any = None
-        self._forms = -1
+        self._changes = -1
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
@@ -126,15 +125,11 @@ class DeviceTable:
 
     def _accept_gradients(self, table: Table) -> None:
         """Sets the addresses of gradients and the active rows."""
-        others = table.present != self._present
-        reshaped = table.grad_forms != self._forms
-        self._present, self._forms = table.present, table.grad_forms
-        if others:
+        if table.changes != self._changes:
+            self._changes = table.changes
             self._activate(np.frombuffer(table.present, dtype=bool))
-        if reshaped:
             # also for absent gradients
             self._scratch["grad"] = scratch_of(table.examples(table.columns["grad"]), self._strides)
-        if others or reshaped:
             self._copied = [
                 (name, index, scratch)
                 for name, tensors in self._scratch.items()

@@ -1,4 +1,4 @@
-"""Gradients that a table accepts: their places, and whether they have the forms of the gradients before."""
+"""Gradients that a table accepts: their addresses, and whether others are present or have other forms."""
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ class Tagged(torch.Tensor):
 
 ACCEPTED = {
     "as before": (1, lambda: torch.ones(5), True),
-    "gone": (1, lambda: None, True),
-    "one more": (2, lambda: torch.ones(()), True),
+    "gone": (1, lambda: None, False),
+    "one more": (2, lambda: torch.ones(()), False),
     "part of other memory": (1, lambda: torch.ones(9)[3:8], True),
     "strides": (3, lambda: torch.ones(4, 4).T, False),
     "one more with other strides": (2, lambda: torch._neg_view(torch.ones(())), False),
@@ -41,20 +41,20 @@ ACCEPTED = {
 
 
 def gradients_of(table):
-    return table.present, table.grad_addresses.tolist(), table.grad_forms
+    return table.present, table.grad_addresses.tolist(), table.changes
 
 
 @pytest.mark.parametrize("kind", ACCEPTED)
 def test_accepted(kind):
-    """Presence and addresses are new, and other forms have another number."""
+    """Presence and addresses are new, and the number tells other forms and other parameters."""
     table, grads = made()
-    before, (place, make, same) = table.grad_forms, ACCEPTED[kind]
-    grads[place] = make()
+    before, (index, make, same) = table.changes, ACCEPTED[kind]
+    grads[index] = make()
     assert table.accept_gradients(grads)
     assert [bool(one) for one in table.present] == [grad is not None for grad in grads]
     addresses = [0 if grad is None else grad.data_ptr() for grad in grads]
     assert table.grad_addresses.tolist() == addresses
-    assert (table.grad_forms == before) is same
+    assert (table.changes == before) is same
     assert all(a is b for a, b in zip(table.columns["grad"], grads, strict=True))
     # the number stays as long as these forms do
     found = gradients_of(table)
@@ -118,7 +118,7 @@ def test_complex_conjugates():
     table, numbers = Table({"param": [param], "grad": [param.clone()]}), []
     for grad in (param.clone(), param.clone(), param.conj(), param.conj()):
         assert table.accept_gradients([grad])
-        numbers.append(table.grad_forms)
+        numbers.append(table.changes)
     assert numbers == [1, 1, 2, 2]
 
 
