@@ -39,11 +39,11 @@ def recorded() -> Iterator[Counter[str]]:
     """Counts launches, their "bytes", and bytes that update items read "again" after norm items."""
     counted: Counter[str] = Counter()
 
-    def launch(kernel: Any, table: Any, items: Any, *args: Any, **options: Any) -> None:
+    def launch(kernel: Any, table: Any, *args: Any, **options: Any) -> None:
         # before the launch, which changes the set of known norms
-        once, again = moved(table, kernel.meta, items.cpu().numpy())
-        real(kernel, table, items, *args, **options)
-        counted.update({"launches": int(len(items) > 0), "bytes": once, "again": again})
+        once, again = moved(table, kernel.meta, kernel.items.cpu().numpy())
+        real(kernel, table, *args, **options)
+        counted.update({"launches": int(len(kernel.items) > 0), "bytes": once, "again": again})
 
     with replaced("launch", launch) as real:
         yield counted

@@ -89,14 +89,14 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule), width),
         "SKIP": False, "RESCALE": False, "WRITE": True,
         "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
-        "SLOTS": constants.GPU.queue_slots, "RETRACTION": None, **absent,
+        "SLOTS": constants.GPU.queue_slots, "RETRACTS": False, "RETRACTION": None, **absent,
     }  # fmt: skip
     # changes of these arguments, and arguments that are given when the kernel runs
     found: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         "ELR": ({}, ()),
         "Hyperball": ({
-            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "RETRACTION": (0.0, 0.0, True),
-            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width),
+            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
+            "RETRACTS": True, "RETRACTION": (0.0, 0.0, True), "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width),
         }, ()),
         "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),
     }  # fmt: skip

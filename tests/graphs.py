@@ -2,6 +2,7 @@
 
 import importlib
 import weakref
+from copy import copy
 from functools import partial
 
 import pytest
@@ -62,14 +63,19 @@ class Repeated:
 
 def _recorded(function):
     recording = Recording()
-    launch, copy = LAUNCHING[0].launch, torch.Tensor.copy_
+    launch, copy_tensor = LAUNCHING[0].launch, torch.Tensor.copy_
+
+    def launch_items(kernel, items, *args, **options):
+        kernel = copy(kernel)
+        kernel.items = items
+        launch(kernel, *args, **options)
 
     def copy_(self, source, non_blocking=False):
         # copies between host tensors run immediately, also during a capture
         if non_blocking or self.is_floating_point():
-            recording.add(copy, self, source)
+            recording.add(copy_tensor, self, source)
             return self
-        return copy(self, source)
+        return copy_tensor(self, source)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
@@ -79,7 +85,10 @@ def _recorded(function):
         for name in ("totals_of", "balanced"):
             patch.setattr(gate, name, Repeated(recording, getattr(gate, name)))
         for module in LAUNCHING:
-            patch.setattr(module, "launch", partial(recording.add, launch))
+            # a replay has the items of the capture
+            patch.setattr(
+                module, "launch", lambda kernel, *a, **o: recording.add(launch_items, kernel, kernel.items, *a, **o)
+            )
         for module in CAPTURING:
             patch.setattr(module, "is_capturing", lambda device: True)
         patch.setattr(torch.Tensor, "copy_", copy_)

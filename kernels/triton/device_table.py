@@ -1,6 +1,7 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -24,6 +25,20 @@ SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
 
+@dataclass
+class Workspace:
+    """Memory that launches reuse.
+
+    Attributes:
+        tensors: the memory.
+        versions: the version of each parameter at the launch that stored Σw² of the rows here, int64; None if no launch
+            did.
+    """
+
+    tensors: tuple[Tensor, ...]
+    versions: np.ndarray | None = None
+
+
 class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy before every launch.
 
@@ -43,10 +58,9 @@ class DeviceTable:
         itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
         active: for each row, whether it is active.
         rescales: whether the power of any row is not 0.
-        items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         tiles: the number of tiles of all rows.
-        workspaces: the memory that an operation reuses in later launches, by its arguments.
-        kernels: the kernels that were compiled for it, by their compile-time arguments.
+        workspaces: workspaces by the arguments that they depend on.
+        kernels: kernels that were compiled for it, see `Kernel`, by the arguments that they depend on.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
@@ -65,10 +79,7 @@ class DeviceTable:
             name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
-        self.workspaces: dict[Any, tuple[Tensor, ...]] = {}
-        self._measured: dict[Any, np.ndarray] = {}
-        """For a workspace with Σw² of rows, the version of each parameter at the launch that stored them, int64."""
-        self.items: dict[Any, Tensor] = {}
+        self.workspaces: dict[Any, Workspace] = {}
         self.kernels: dict[Any, Any] = {}
         self._changes = -1
 
@@ -103,10 +114,10 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, numbers: Numbers | None = None, place: Any = None) -> None:
+    def refresh(self, table: Table, numbers: Numbers | None = None, workspace: Workspace | None = None) -> None:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it.
 
-        The flags say for which rows Σw² in the workspace at `place` is still right.
+        The flags say for which rows Σw² in the workspace is still right.
         """
         self._accept_gradients(table)
         for name, index, scratch in self._copied:
@@ -118,9 +129,9 @@ class DeviceTable:
         capturing = table.capturable and is_capturing(self.buffer.device)
         self._flags[:] = self._own_flags
         # replays do not check version counters
-        if place in self._measured and not capturing:
-            self._flags |= KNOWN.value * (self._versions() == self._measured[place])[self._tensor]
-        used = [*self._scratch.values(), *self.items.values()] if capturing else None
+        if workspace is not None and workspace.versions is not None and not capturing:
+            self._flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
+        used = [*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
     def _accept_gradients(self, table: Table) -> None:
@@ -151,7 +162,7 @@ class DeviceTable:
         self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:
-        """Marks the rows that are stepped or rescaled in the next step, and drops the lists for other rows."""
+        """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows."""
         stepped = present[self._tensor]
         self.active = stepped | self._rescaled
         self._active_params = present
@@ -163,7 +174,8 @@ class DeviceTable:
             self._addresses[name][:] = np.where(stepped, addresses, 0)
         # a row that is only rescaled has no factor
         self._own_flags = np.where(stepped, self._flags_of_row, self._flags_of_row & ~SCALED.value)
-        self.items.clear()
+        for kernel in self.kernels.values():
+            kernel.items = None
 
     def finish(self) -> None:
         """Copies scratch tensors to the tensors they replace, and increments version counters."""
@@ -172,10 +184,10 @@ class DeviceTable:
             if name != "grad":
                 real(self._columns[name][index]).copy_(scratch)
 
-    def remember_norms(self, place: Any) -> None:
+    def remember_norms(self, workspace: Workspace) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters in a workspace."""
         # no parameter has a negative version
-        self._measured[place] = np.where(self._active_params, self._versions(), -1)
+        workspace.versions = np.where(self._active_params, self._versions(), -1)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -194,18 +206,35 @@ class DeviceTable:
         numel: np.ndarray = np.where(self.active, self.numel, 0)
         return numel
 
-    def add_items(self, key: Any, items: np.ndarray) -> Tensor:
-        """Keeps items of active rows, int32 [n, 2], and returns them on the device."""
-        # a new tensor each time, since a graph may still read the old one
-        self.items[key] = uploaded(torch.from_numpy(items), self.buffer.device)
-        return self.items[key]
+    def workspace(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> Workspace:
+        """Returns a workspace, which `make` makes at the first call."""
+        if key not in self.workspaces:
+            self.workspaces[key] = Workspace(make())
+        return self.workspaces[key]
+
+    def kernel(self, key: Any, items: Callable[[], np.ndarray], make: Callable[[Tensor], Any]) -> Any:
+        """Returns a kernel with the items of active rows.
+
+        Args:
+            key: the arguments that the kernel and its items depend on.
+            items: returns the items, int32 [n, 2].
+            make: compiles the kernel for these items.
+        """
+        kernel = self.kernels.get(key)
+        if kernel is None or kernel.items is None:
+            # a new tensor each time, since a graph may still read the old one
+            here = uploaded(torch.from_numpy(items()), self.buffer.device)
+            if kernel is None:
+                kernel = self.kernels[key] = make(here)
+            kernel.items = here
+        return kernel
 
     def memory(self) -> Iterator[Tensor]:
         """Yields all memory that launches use, but for the columns."""
         yield self.buffer
-        yield from self.items.values()
-        for tensors in self.workspaces.values():
-            yield from tensors
+        yield from (kernel.items for kernel in self.kernels.values() if kernel.items is not None)
+        for workspace in self.workspaces.values():
+            yield from workspace.tensors
         for scratch in self._scratch.values():
             yield from scratch.values()
 

@@ -50,6 +50,7 @@ class Kernel:
         meta: compile-time arguments.
 
     Attributes:
+        items: the work of programs, int32 [n, 2], on the device; None when other rows became active.
         context: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.
 
@@ -72,7 +73,7 @@ class Kernel:
                 "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
                 "same options, types of learning rates and loss scale before the capture"
             )
-        self.meta = meta
+        self.meta, self.items = meta, items
         # does nothing for tensors on the CPU
         self.context = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         options = {"maxnreg": registers} if torch.version.hip is None else {}
@@ -102,17 +103,17 @@ def _arguments(table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[
 def launch(
     kernel: Kernel,
     device_table: DeviceTable,
-    items: Tensor,
     args: Sequence[Any],
     most_programs: int | None = None,
     *,
     counts: bool = False,
 ) -> None:
-    """Runs a kernel once, and counts the launch. `args` are those after the number of rows.
+    """Runs a kernel once, and counts the launch. `args` are the arguments after the number of rows.
 
-    There is one program for each item, int32 [n, 2], but at most `most_programs`. Without items nothing is launched,
-    unless the kernel `counts` steps: steps of empty parameters count, too.
+    There is one program for each item, but at most `most_programs`. Without items nothing is launched, unless the
+    kernel `counts` steps: steps of empty parameters count, too.
     """
+    items = kernel.items
     count = items.shape[0] or int(counts)
     if not count:
         return

@@ -130,7 +130,8 @@ def queue_kernel(
     PASSES: tl.constexpr,  # blocks of an item
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
     SLOTS: tl.constexpr,  # partial sums that are read at a time
-    RETRACTION: tl.constexpr,  # outward, inward and fixed of a `Retraction`, or None
+    RETRACTS: tl.constexpr,  # whether each row has a factor ρ
+    RETRACTION: tl.constexpr,  # outward, inward and fixed of the `Retraction` of a `Scale`, or None
 ):
     """One step of a rule, a tile an item."""
     ready = counters + 2 + rows
@@ -193,9 +194,7 @@ def queue_kernel(
                 tl.atomic_xchg(ready + row, 1, sem="release")
                 finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
-            factor, scale, ratio, rho = factors_of(
-                row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTION is not None
-            )
+            factor, scale, ratio, rho = factors_of(row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS)
             divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             rate = lr * ratio
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
@@ -203,7 +202,7 @@ def queue_kernel(
                 step_and_add, at, aligned, stop,
                 (
                     rate, rate * weight_decay_of(hyper, ON_DEVICE), (factor * (sign * unscale), scale), coefficients,
-                    divisor if RETRACTION is None else rho, divisor, hyper,
+                    rho if RETRACTS else divisor, divisor, hyper,
                     None if seed is None else key_of(seed, row, steps), start,
                 ),
                 1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,

@@ -127,31 +127,28 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     sizes = sizes_of(device)
     device_table = device_table_of(table, ("param", "grad"), (0, 0), lambda: sizes.statistics_tile)
     device_table.refresh(table)
-    tiles = device_table.items.get("tiles")
-    if tiles is None:
-        tiles = device_table.add_items(
-            "tiles", tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
-        )
-    if "statistics" not in device_table.workspaces:
-        device_table.workspaces["statistics"] = (
+    workspace = device_table.workspace(
+        "statistics",
+        lambda: (
             torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows, dtype=torch.int32, device=device),
-        )
-    partials, arrivals = device_table.workspaces["statistics"]
+        ),
+    )
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    arguments = (partials, arrivals, out, grad_scale)
-    key = grad, weight, grad_scale is None
-    kernel = device_table.kernels.get(key)
-    if kernel is None:
-        dtypes = (device_table.dtypes["param"] if weight else None, device_table.dtypes["grad"] if grad else None)
-        kernel = device_table.kernels[key] = Kernel(
-            statistics_kernel, device_table, tiles, arguments,
+    arguments = (*workspace.tensors, out, grad_scale)
+    dtypes = (device_table.dtypes["param"] if weight else None, device_table.dtypes["grad"] if grad else None)
+    kernel = device_table.kernel(
+        (dtypes, grad_scale is None),
+        lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True),
+        lambda items: Kernel(
+            statistics_kernel, device_table, items, arguments,
             registers=constants.most_registers(constants.least_resident("statistics")), DTYPES=dtypes,
             BLOCK=sizes.block, PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots,
             num_warps=constants.WARPS,
-        )  # fmt: skip
-    launch(kernel, device_table, tiles, arguments)
+        ),
+    )  # fmt: skip
+    launch(kernel, device_table, arguments)
     return out
 
 

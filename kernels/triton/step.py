@@ -19,7 +19,6 @@ from fused_lwlr.kernels.step_arguments import (
     STEP_STATISTICS,
     Factors,
     Gate,
-    Retraction,
     Scale,
     ScaleTarget,
 )
@@ -56,20 +55,18 @@ def prepare(
         return _queued(table, device_table, rule, numbers, scale, gate or Gate(), write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    items = device_table.items.get("tiles")
-    if items is None:
-        items = device_table.add_items("tiles", work.tile_list(device_table.active_numel, sizes_of(device).step_block))
-    key = rule, numbers.on_device
-    kernel = device_table.kernels.get(key)
-    if kernel is None:
-        kernel = device_table.kernels[key] = Kernel(
+    kernel = device_table.kernel(
+        ("step", rule, numbers.on_device),
+        lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block),
+        lambda items: Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
             BLOCK=sizes_of(device).step_block, **_common(device_table, rule, numbers),
-        )  # fmt: skip
+        ),
+    )  # fmt: skip
 
     def take() -> None:
-        launch(kernel, device_table, items, ())
+        launch(kernel, device_table, ())
         device_table.finish()
 
     return take
@@ -93,48 +90,41 @@ def _queued(
 ) -> Callable[[], Tensor | None]:
     """Prepares a step by the queue: with a scale, a gate, random rounding or counts on the device, or of norms only."""
     formula = scale if isinstance(scale, Scale) else None
-    retraction, known = formula and formula.retraction, None
+    retraction, target = formula and formula.retraction, None if scale is None else scale.target
+    rho = scale.rho if isinstance(scale, Factors) else None
+    retracts = retraction is not None or rho is not None
+    workspace = device_table.workspace(
+        ("queue", target, retracts), lambda: queue_workspace(device_table, target, retracts)
+    )
+    device_table.refresh(table, numbers, workspace)
+    counters, partials, checksums, factors, statistics = workspace.tensors
     if isinstance(scale, Factors):
-        known = scale.values.contiguous()
-        if scale.rho is not None:
-            # its numbers are not used, since ρ is known
-            known, retraction = torch.stack((scale.values, scale.rho)), Retraction()
-    target = None if scale is None else scale.target
+        factors = scale.values.contiguous() if rho is None else torch.stack((scale.values, rho))
+    arguments = (
+        device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
+        gate.grad_scale, gate.found_inf, rounding_seed,
+    )  # fmt: skip
     least = least_resident("queue", len(rule.states))
     programs, most = residents(device_table.buffer.device, least, PER_PROCESSOR)
-    place = target, retraction is not None
-    workspace = device_table.workspaces.get(place)
-    if workspace is None:
-        workspace = device_table.workspaces[place] = queue_workspace(device_table, *place)
-    device_table.refresh(table, numbers, place)
-    job = target, programs, not write or formula is not None, write
-    items = device_table.items.get(job)
-    if items is None:
-        items = device_table.add_items(job, queue_items(device_table, *job))
-    counters, partials, checksums, factors, statistics = workspace
-    arguments = (
-        device_table.tiles, counters, partials, checksums, factors if known is None else known, statistics,
-        gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, rounding_seed,
-    )  # fmt: skip
-    own = formula and (formula.formula, *formula.numbers)
-    key = (rule, numbers.on_device, write, gate.skip, target, retraction, own, *map(type, arguments))
-    kernel = device_table.kernels.get(key)
-    if kernel is None:
-        kernel = device_table.kernels[key] = Kernel(
+    own = formula and (formula.formula, *formula.numbers, retraction)
+    kernel = device_table.kernel(
+        ("queue", rule, numbers.on_device, write, gate.skip, target, retracts, own, programs, *map(type, arguments)),
+        lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
+        lambda items: Kernel(
             queue.queue_kernel, device_table, items, arguments, registers=most_registers(least),
             **_common(device_table, rule, numbers), **_of_queue(device_table, formula), TARGET=target,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
-            RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write,
-            RETRACTION=retraction and tuple(retraction),
-        )  # fmt: skip
+            RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, RETRACTS=retracts,
+        ),
+    )  # fmt: skip
 
     def take() -> Tensor | None:
-        launch(kernel, device_table, items, arguments, most, counts=write and device_table.dtypes["step"] is not None)
+        launch(kernel, device_table, arguments, most, counts=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.finish()
         if target not in (None, "direction"):
-            device_table.remember_norms(place)
-        return None if formula is None else statistics if retraction else statistics[:, : len(STEP_STATISTICS)]
+            device_table.remember_norms(workspace)
+        return None if formula is None else statistics if retracts else statistics[:, : len(STEP_STATISTICS)]
 
     return take
 
@@ -203,6 +193,7 @@ def _of_queue(device_table: DeviceTable, formula: Scale | None) -> dict[str, Any
     sizes = sizes_of(device_table.buffer.device)
     return {
         "FORMULA": formula and compiled(formula.formula),
+        "RETRACTION": formula and formula.retraction and tuple(formula.retraction),
         "ARGUMENTS": formula and arguments_of(formula, device_table.hyper_shape[1]),
         "STEP": device_table.dtypes["step"], "BLOCK": sizes.block, "PASSES": sizes.queue_passes,
         "AT_ONCE": sizes.at_once, "SLOTS": sizes.queue_slots,

@@ -204,7 +204,7 @@ def test_only_rows_with_a_gradient_have_work():
             triton.step(SGD, table, HYPER["sgd"], scale)
             assert triton.counters["launches"] == 1
         [device_table] = [each for each in table.device_tables.values() if isinstance(each, DeviceTable)]
-        [listed] = device_table.items.values()
+        [listed] = (kernel.items for kernel in device_table.kernels.values())
         assert {*listed[:, 0].tolist()} == {*chosen}
         items.append(len(listed))
     assert 10 * items[0] == items[1]

@@ -121,7 +121,7 @@ def test_counters_are_back_at_zero(operation, device, monkeypatch):
             gated(table, triton, skip=True),
         )
         (workspace,) = table.device_tables[columns_of(RULES[operation])].workspaces.values()
-        counters = workspace[0]
+        counters = workspace.tensors[0]
         assert not counters.any()
 
 
