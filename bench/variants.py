@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from bench.machine_code import Variant
 from fused_lwlr import ELR, Hyperball
 from fused_lwlr.kernels import ADAMW, LION, SGD, Rule, constants
-from fused_lwlr.kernels.triton.numbers import HEADER
+from fused_lwlr.kernels.triton.hyper_rows import HEADER
 
 # the modules: the package exports functions of these names
 statistics, queue, update, step, formula = (
@@ -96,7 +96,8 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "ELR": ({}, ()),
         "Hyperball": ({
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
-            "RETRACTS": True, "RETRACTION": (0.0, 0.0, True), "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width),
+            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width), "RETRACTS": True,
+            "RETRACTION": (0.0, 0.0, True),
         }, ()),
         "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),
     }  # fmt: skip

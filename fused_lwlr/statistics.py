@@ -151,8 +151,8 @@ class StatisticsPass:
             for (device, dtype, _, addressable), members in kinds.items()
         ]
         # here and not in every call, since indexing with a list uploads it and waits
-        places = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
-        ordered, order = places.sort()
+        indices = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
+        ordered, order = indices.sort()
         device = self._kept[0].table.columns["param"][0].device
         layers = [self._layers[i] for i in ordered.tolist()]
         self._names, self._numel = (tuple(getattr(layer, name) for layer in layers) for name in ("name", "numel"))
@@ -166,8 +166,8 @@ class _Kept:
 
     def __init__(self, layers: Sequence[Layer], backend: ModuleType):
         self._params = list({id(layer.param): layer.param for layer in layers}.values())
-        place = {id(param): i for i, param in enumerate(self._params)}
-        rows = [local_row(Row(place[id(layer.param)], layer.start, layer.stop), layer.param) for layer in layers]
+        index = {id(param): i for i, param in enumerate(self._params)}
+        rows = [local_row(Row(index[id(layer.param)], layer.start, layer.stop), layer.param) for layer in layers]
         self.backend = backend
         params = list(map(local, self._params))
         self.table = Table({"param": params, "grad": self._grads()}, rows)

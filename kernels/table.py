@@ -130,8 +130,8 @@ class Table:
         ]
 
     def _fits(self, grad: Tensor, param: Tensor) -> bool:
-        place = self.grad_dtype, param.device, param.shape
-        return grad.layout is torch.strided and (grad.dtype, grad.device, grad.shape) == place
+        needed = self.grad_dtype, param.device, param.shape
+        return grad.layout is torch.strided and (grad.dtype, grad.device, grad.shape) == needed
 
     @cached_property
     def tensor_of_row(self) -> np.ndarray:
@@ -149,8 +149,8 @@ class Table:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""
         column = self.column("radius")
         none = torch.zeros((), device=self.columns["param"][0].device)
-        places = zip(self.tensor_of_row.tolist(), self.number_in_tensor.tolist(), strict=True)
-        return torch.stack([none if column[tensor] is None else column[tensor][number] for tensor, number in places])
+        rows = zip(self.tensor_of_row.tolist(), self.number_in_tensor.tolist(), strict=True)
+        return torch.stack([none if column[tensor] is None else column[tensor][number] for tensor, number in rows])
 
     @property
     def stepped(self) -> np.ndarray:

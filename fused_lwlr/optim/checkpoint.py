@@ -148,7 +148,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
 def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory, for new groups and the saved ids of their parameters."""
     groups = [group for group, _ in new]
-    # id -> parameter, its name in messages, and its place in the new groups
+    # id -> parameter, its name in messages, and its position in the new groups
     known: dict[Any, tuple[Tensor, str, dict[str, Any], int]] = {}
     for (group, ids), labels in zip(new, labels_of(groups), strict=True):
         for at, (param, key) in enumerate(zip(group["params"], ids, strict=True)):

@@ -73,10 +73,10 @@ class Decision(NamedTuple):
 
 def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
     """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
-    numbers = (None, None) if loss_scale is None else (loss_scale.grad_scale, loss_scale.found_inf)
+    given = (None, None) if loss_scale is None else (loss_scale.grad_scale, loss_scale.found_inf)
     found: list[Gate] = []
     for plan in plans:
-        here = [None if one is None else one.to(plan.device, torch.float32, non_blocking=True) for one in numbers]
+        here = [None if one is None else one.to(plan.device, torch.float32, non_blocking=True) for one in given]
         found.append(Gate(grad_scale=here[0], found_inf=here[1]))
     return found
 

@@ -78,10 +78,10 @@ def members_of(
     members: list[Member] = []
     waiting: list[Tensor] = []
     hyper: dict[tuple[int, LayerOptions], int] = {}
-    places = [
+    params = [
         (number, at, label) for number, labels in enumerate(labels_of(groups)) for at, label in enumerate(labels)
     ]  # fmt: skip
-    for position, (number, at, name) in enumerate(places):
+    for position, (number, at, name) in enumerate(params):
         group = groups[number]
         param, state = group["params"][at], states.get(group["params"][at], {})
         if own is not None and id(param) not in own:

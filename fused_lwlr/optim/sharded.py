@@ -53,15 +53,15 @@ def factors_of(
     sums = sums.to(plan.device)
     of_row = uploaded(torch.from_numpy(plan.table.hyper_row), plan.device)
     multipliers = torch.tensor([row.multiplier for row in plan.table.rows], dtype=sums.dtype, device="cpu")
-    lr = numbers([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
-    weight_decay = numbers([h.decay for h in hyper], sums)[of_row]
+    lr = as_tensor([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
+    weight_decay = as_tensor([h.decay for h in hyper], sums)[of_row]
     radii = plan.table.radii().double() if options.on_spheres else None
     rho = scale.finalize(sums, plan.scaled & plan.stepped(), gate.clip, lr, weight_decay, radii)
     found = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
     return Factors(sums[:, FACTOR], scale.target, rho), found
 
 
-def numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
+def as_tensor(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """Returns numbers, or tensors of one element, as one tensor."""
     there = [isinstance(value, Tensor) and value.device.type != "cpu" for value in values]
     host = [0.0 if on_device else float(value) for value, on_device in zip(values, there, strict=True)]

@@ -35,7 +35,7 @@ def same_placement(a: Tensor, b: Tensor) -> bool:
     return all(getattr(a, name, None) == getattr(b, name, None) for name in ("placements", "device_mesh"))
 
 
-def _place(tensor: Any) -> str:
+def _placement(tensor: Any) -> str:
     if not hasattr(tensor, "placements"):
         return "a plain tensor"
     return f"placed as {tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
@@ -53,7 +53,7 @@ def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
     if tensor.shape != param.shape:
         return f"is {tuple(tensor.shape)}, but the parameter is {tuple(param.shape)}"
     if not same_placement(tensor, param):
-        return f"is {_place(tensor)}, but the parameter is {_place(param)}"
+        return f"is {_placement(tensor)}, but the parameter is {_placement(param)}"
     if tensor.device != param.device and (not copied or tensor.is_meta):
         return f"is on {tensor.device}, but the parameter is on {param.device}"
     fits = (tensor.is_floating_point() or tensor.is_complex()) and tensor.is_complex() == param.is_complex()

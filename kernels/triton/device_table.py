@@ -13,8 +13,8 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
+from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
-from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import KNOWN, POWER, SCALED, dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
@@ -114,18 +114,18 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, numbers: Numbers | None = None, workspace: Workspace | None = None) -> None:
-        """Brings the device table up to date with the table and the numbers of a step, and uploads it.
+    def refresh(self, table: Table, hyper: HyperRows | None = None, workspace: Workspace | None = None) -> None:
+        """Brings the device table up to date with the table and the hyper rows of a step, and uploads it.
 
         The flags say for which rows Σw² in the workspace is still right.
         """
         self._accept_gradients(table)
         for name, index, scratch in self._copied:
             scratch.copy_(real(table.columns[name][index]))
-        if numbers is not None:
+        if hyper is not None:
             self._hyper_row[:] = table.hyper_row
-            self._hyper[:] = numbers.rows.view(np.int32)
-            self._coefficients[:] = numbers.coefficients
+            self._hyper[:] = hyper.values.view(np.int32)
+            self._coefficients[:] = hyper.coefficients
         capturing = table.capturable and is_capturing(self.buffer.device)
         self._flags[:] = self._own_flags
         # replays do not check version counters

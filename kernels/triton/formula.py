@@ -11,7 +11,7 @@ from torch import Tensor
 from triton import knobs
 
 from fused_lwlr.kernels import formula
-from fused_lwlr.kernels.triton.numbers import HEADER
+from fused_lwlr.kernels.triton.hyper_rows import HEADER
 
 
 @triton.jit

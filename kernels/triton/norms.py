@@ -6,7 +6,7 @@ import triton.language as tl
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.numbers import weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import reduce_slots
 from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load
@@ -38,14 +38,14 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 
 @triton.jit
 def add_norms(
-    at, offs, stop, numbers, sums,
+    at, offs, stop, scalars, sums,
     DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Adds a block to Σ|g|, Σg², non-finite g and Σd², see `visit`; with a direction also to ⟨w, d⟩ and Σw².
 
-    `numbers` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
+    `scalars` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
     """
-    unscale, factor, coefficients, hyper = numbers
+    unscale, factor, coefficients, hyper = scalars
     abs_sum, sq_sum, nonfinite, direction_sum = sums[0], sums[1], sums[2], sums[3]
     if RULE is not None:
         # first, so that all columns are loaded before one is used
@@ -75,7 +75,7 @@ def add_norms(
 
 @triton.jit
 def add_weights(
-    at, offs, stop, numbers, sums,
+    at, offs, stop, scalars, sums,
     DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Adds a block to Σw², see `visit`."""

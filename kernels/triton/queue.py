@@ -14,6 +14,7 @@ import triton.language as tl
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.triton.formula import _power as power
 from fused_lwlr.kernels.triton.formula import compiled
+from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.norms import (
     DOT_SUM,
     WEIGHT_SUM,
@@ -23,7 +24,6 @@ from fused_lwlr.kernels.triton.norms import (
     finalize_statistics,
     fingerprint,
 )
-from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import inverse_of
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, POWER, STEP_COUNT, entry, tile_of, visit

@@ -20,17 +20,17 @@ from fused_lwlr.kernels.triton.work import tile_list
 
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """The statistics in the order in which a block adds to them: with the order of `STATISTICS` it takes more registers."""
-PLACES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
+INDICES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 
 @triton.jit
 def _add_block(
-    at, offs, stop, numbers, sums,
+    at, offs, stop, scalars, sums,
     DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Adds a block to ACCUMULATORS, see `visit`. `numbers` is (1 / grad_scale,)."""
+    """Adds a block to ACCUMULATORS, see `visit`. `scalars` is (1 / grad_scale,)."""
     w = load(at[0], offs, stop, DTYPES[0], FULL, "")
-    g = load(at[1], offs, stop, DTYPES[1], FULL, "") * numbers[0]
+    g = load(at[1], offs, stop, DTYPES[1], FULL, "") * scalars[0]
     magnitude = tl.abs(g)
     return (
         sums[0] + fold(magnitude, FULL),
@@ -117,7 +117,7 @@ def statistics_kernel(
             for i in tl.static_range(1, 6):
                 value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 2)
                 # the maximum skips NaN, the sum does not
-                tl.store(results + 6 * row + PLACES[i], tl.where(total == total, value, total) if i == 2 else value)
+                tl.store(results + 6 * row + INDICES[i], tl.where(total == total, value, total) if i == 2 else value)
         tile += tl.num_programs(0)
 
 

@@ -26,8 +26,8 @@ from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
+from fused_lwlr.kernels.triton.hyper_rows import HyperRows, hyper_rows_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
-from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
 
 
 def step(*args: Any, **options: Any) -> Tensor | None:
@@ -47,21 +47,22 @@ def prepare(
 ) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
-    numbers = numbers_of(rule, hyper, more, table)
+    hyper_rows = hyper_rows_of(rule, hyper, more, table)
     device = table.columns["param"][0].device
-    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, lambda: sizes_of(device).queue_tile)
+    shape = hyper_rows.values.shape
+    device_table = device_table_of(table, columns_of(rule), shape, lambda: sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, numbers, scale, gate or Gate(), write, rounding_seed)
+        return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
     # no tile waits for another
-    device_table.refresh(table, numbers)
+    device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
-        ("step", rule, numbers.on_device),
+        ("step", rule, hyper_rows.on_device),
         lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block),
         lambda items: Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, numbers),
+            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, hyper_rows),
         ),
     )  # fmt: skip
 
@@ -82,7 +83,7 @@ def _queued(
     table: Table,
     device_table: DeviceTable,
     rule: Rule,
-    numbers: Numbers,
+    hyper_rows: HyperRows,
     scale: Scale | Factors | None,
     gate: Gate,
     write: bool,
@@ -96,7 +97,7 @@ def _queued(
     workspace = device_table.workspace(
         ("queue", target, retracts), lambda: queue_workspace(device_table, target, retracts)
     )
-    device_table.refresh(table, numbers, workspace)
+    device_table.refresh(table, hyper_rows, workspace)
     counters, partials, checksums, factors, statistics = workspace.tensors
     if isinstance(scale, Factors):
         factors = scale.values.contiguous() if rho is None else torch.stack((scale.values, rho))
@@ -108,11 +109,11 @@ def _queued(
     programs, most = residents(device_table.buffer.device, least, PER_PROCESSOR)
     own = formula and (formula.formula, *formula.numbers, retraction)
     kernel = device_table.kernel(
-        ("queue", rule, numbers.on_device, write, gate.skip, target, retracts, own, programs, *map(type, arguments)),
+        ("queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, own, programs, *map(type, arguments)),
         lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
         lambda items: Kernel(
             queue.queue_kernel, device_table, items, arguments, registers=most_registers(least),
-            **_common(device_table, rule, numbers), **_of_queue(device_table, formula), TARGET=target,
+            **_common(device_table, rule, hyper_rows), **_of_queue(device_table, formula), TARGET=target,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, RETRACTS=retracts,
         ),
@@ -168,22 +169,22 @@ def queue_items(
 
 
 def arguments_of(scale: Scale, width: int) -> tuple[int, ...]:
-    """Returns the place of each argument of a formula.
+    """Returns the index of each argument of a formula.
 
-    That is its index in `FORMULA_STATISTICS`, or for a number of the scale its offset from there in a hyper row of this
+    It is the index in `FORMULA_STATISTICS`, or for a number of the scale its offset from there in a hyper row of this
     width, which ends with these numbers.
     """
     first = len(FORMULA_STATISTICS) + width - len(scale.numbers)
-    places = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
-    places |= {name: first + i for i, name in enumerate(scale.numbers)}
-    return tuple(places[name] for name in scale.arguments)
+    indices = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
+    indices |= {name: first + i for i, name in enumerate(scale.numbers)}
+    return tuple(indices[name] for name in scale.arguments)
 
 
-def _common(device_table: DeviceTable, rule: Rule, numbers: Numbers) -> dict[str, Any]:
+def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
     dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
     return {
-        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": numbers.on_device,
+        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": hyper_rows.on_device,
         "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
     }  # fmt: skip
 

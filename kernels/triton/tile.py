@@ -60,7 +60,7 @@ def tile_of(
 
 
 @triton.jit
-def place_of(address, offs, stop, DTYPE: tl.constexpr, FULL: tl.constexpr):
+def pointer_of(address, offs, stop, DTYPE: tl.constexpr, FULL: tl.constexpr):
     """Returns the pointer to a tile in a column, and the mask of a block, see `load`."""
     pointer = address.to(tl.pointer_type(DTYPE))
     mask = tl.broadcast_to(address, offs.shape) != 0
@@ -84,7 +84,7 @@ def load(
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
     else:
-        pointer, mask = place_of(address, offs, stop, DTYPE, FULL)
+        pointer, mask = pointer_of(address, offs, stop, DTYPE, FULL)
         return tl.load(pointer + offs, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
@@ -92,7 +92,7 @@ def load(
 def store(address, offs, stop, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
     """Rounds a block to DTYPE and writes it to where `load` reads; nothing if the tensor is absent."""
     if DTYPE is not None:
-        pointer, mask = place_of(address, offs, stop, DTYPE, FULL)
+        pointer, mask = pointer_of(address, offs, stop, DTYPE, FULL)
         tl.store(pointer + offs, value.to(DTYPE), mask=mask)
 
 
@@ -149,7 +149,7 @@ def visit(
     at,  # addresses of the tile in each column
     aligned,  # whether all of them are multiples of ALIGNMENT
     stop,  # elements of the tile
-    numbers,
+    scalars,
     SUMS: tl.constexpr,  # number of accumulators: 1, 4 or 6
     DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
     RULE: tl.constexpr,
@@ -162,7 +162,7 @@ def visit(
     """Applies FUNCTION to all blocks of a tile, and returns the totals of its accumulators.
 
     FUNCTION adds one block to the accumulators, and returns them. Its arguments are `at`, the offsets `offs` of the
-    block in the tile, `stop`, `numbers`, the accumulators `sums`, DTYPES, RULE, DECAY, ON_DEVICE and FULL, see `load`.
+    block in the tile, `stop`, `scalars`, the accumulators `sums`, DTYPES, RULE, DECAY, ON_DEVICE and FULL, see `load`.
     """
     NARROW: tl.constexpr = TAIL if BLOCK > TAIL else BLOCK
     begin = tl.zeros([], tl.int32)
@@ -170,18 +170,18 @@ def visit(
     while (begin + BLOCK * AT_ONCE <= stop) & aligned:
         for i in tl.static_range(AT_ONCE):
             offs = begin + i * BLOCK + tl.arange(0, BLOCK)
-            full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
+            full = FUNCTION(at, offs, stop, scalars, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
         begin += BLOCK * AT_ONCE
     if AT_ONCE > 1:
         while (begin + BLOCK <= stop) & aligned:
-            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
+            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, scalars, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
             begin += BLOCK
     totals = total(full, MAXIMUM)
     if begin < stop:
         rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
         while begin < stop:
             rest = FUNCTION(
-                at, begin + tl.arange(0, NARROW), stop, numbers, rest, DTYPES, RULE, DECAY, ON_DEVICE, False
+                at, begin + tl.arange(0, NARROW), stop, scalars, rest, DTYPES, RULE, DECAY, ON_DEVICE, False
             )
             begin += NARROW
         others = total(rest, MAXIMUM)

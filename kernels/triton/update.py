@@ -6,7 +6,7 @@ Tuples have these orders:
     at       the addresses of a tile in these columns, 0 if absent
     RULE     see `fused_lwlr.kernels.rules.base.Rule.update`
     DECAY    see `fused_lwlr.kernels.rules.base.Rule.decay`
-    hyper    a row of hyper-parameters, see numbers.py
+    hyper    a row of hyper-parameters, see hyper_rows.py
 
 `offs`, `stop`, FULL and EVICT are explained at `load`. ON_DEVICE says whether numbers of hyper rows may be addresses.
 """
@@ -17,7 +17,7 @@ import triton.language as tl
 from fused_lwlr.kernels import formula
 from fused_lwlr.kernels.rules import base
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.numbers import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
 from fused_lwlr.kernels.triton.tile import HYPER_ROW, TAIL, entry, fold, load, store, tile_of
 
@@ -74,16 +74,16 @@ def new_values(
 
 @triton.jit
 def step_block(
-    at, offs, stop, numbers, DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr,
+    at, offs, stop, scalars, DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr,
     FULL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
-    In `numbers`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
+    In `scalars`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
     `coefficients`: see `new_values`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
     new first state. `key` is for stochastic rounding, or None; `start` is the position of the tile in the row.
     """
-    rate, decay, factors, coefficients, rho, shrink, hyper, key, start = numbers
+    rate, decay, factors, coefficients, rho, shrink, hyper, key, start = scalars
     w, d, states = new_values(
         at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, EVICT
     )  # fmt: skip
@@ -112,11 +112,11 @@ def step_block(
 
 @triton.jit
 def step_and_add(
-    at, offs, stop, numbers, sums,
+    at, offs, stop, scalars, sums,
     DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Steps a block, and adds it to Σw² of the new weights, see `visit`. `numbers`: see `step_block`."""
-    w = step_block(at, offs, stop, numbers, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
+    """Steps a block, and adds it to Σw² of the new weights, see `visit`. `scalars`: see `step_block`."""
+    w = step_block(at, offs, stop, scalars, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
     return (sums[0] + fold(w * w, FULL),)
 
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from fused_lwlr import ELR, LAMB, LARS, Hyperball
-from fused_lwlr.optim.sharded import numbers
+from fused_lwlr.optim.sharded import as_tensor
 
 pytestmark = pytest.mark.ranks(4)
 every_name = pytest.mark.parametrize("name", OURS)
@@ -226,6 +226,6 @@ def test_rates_are_uploaded_for_groups_and_not_for_layers():
     """A rate on a GPU is read by one operation for each hyper row."""
     ours, _, sharded, whole = pair("sgd", "rows", scaling=LARS(0.1))
     gradients(whole, sharded)
-    with patch("fused_lwlr.optim.sharded.numbers", wraps=numbers) as seen:
+    with patch("fused_lwlr.optim.sharded.as_tensor", wraps=as_tensor) as seen:
         ours.step()
     assert [len(call.args[0]) for call in seen.call_args_list] == [1, 1]

@@ -13,7 +13,7 @@ from tables import ADAMW, HYPER, SGD, after, agree, make, sgd_hyper, uniform
 from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import DeviceTable
-from fused_lwlr.kernels.triton.numbers import Numbers
+from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.work import tile_list
 
 # the modules: the package exports functions of these names
@@ -91,14 +91,14 @@ def test_hyper_row_of_a_tensor_changes(device):
 
 
 def refreshed(table, columns, numbers):
-    found = table.device_tables.setdefault(columns, DeviceTable(table, columns, numbers.rows.shape, tile=4))
+    found = table.device_tables.setdefault(columns, DeviceTable(table, columns, numbers.values.shape, tile=4))
     found.refresh(table, numbers)
     return found
 
 
 def test_one_upload_has_all_of_it(device, monkeypatch):
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
-    numbers = Numbers(np.float32([[0.1, 0.2]]), np.zeros((2, 3), np.float32), False)
+    numbers = HyperRows(np.float32([[0.1, 0.2]]), np.zeros((2, 3), np.float32), False)
     columns = ("param", "grad", "momentum_buffer")
     found, sizes = refreshed(table, columns, numbers), []
     module = sys.modules["fused_lwlr.kernels.triton.upload"]
@@ -106,7 +106,7 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
     for change, more in [
         (lambda: table.accept_gradients([t.clone() for t in table.columns["grad"]]), {}),
-        (lambda: None, {"rows": np.float32([[0.3, 0.2]])}),
+        (lambda: None, {"values": np.float32([[0.3, 0.2]])}),
         (lambda: None, {"coefficients": np.arange(6, dtype=np.float32).reshape(2, 3)}),
         (lambda: setattr(table, "hyper_row", np.array([0, 0, 1])), {}),
     ]:
@@ -126,7 +126,7 @@ def test_numbers_on_the_device(device):
     ]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
     coefficients = np.float32([(0.5, 0.25, 0.25), (1, 2, 2)])
-    numbers = Numbers(np.float32([(0.1, 1e10), (2 / 3, 5e-324)]), coefficients, False)
+    numbers = HyperRows(np.float32([(0.1, 1e10), (2 / 3, 5e-324)]), coefficients, False)
     image = refreshed(table, ("param", "grad"), numbers)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tables import LION_HYPER, RULES, adamw_hyper, after, make, sgd_hyper
 
-from fused_lwlr.kernels.triton.numbers import (
+from fused_lwlr.kernels.triton.hyper_rows import (
     DECAY_FACTOR,
     DECAY_PER_LR,
     HEADER,
@@ -13,7 +13,7 @@ from fused_lwlr.kernels.triton.numbers import (
     LR_ADDRESS,
     WEIGHT_DECAY,
     WEIGHT_DECAY_ADDRESS,
-    numbers_of,
+    hyper_rows_of,
 )  # fmt: skip
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def numbers(name, hyper, *taken, more=(), device=CPU):
     """The numbers of a table with one parameter for each hyper row."""
     table = after(make(name, [(3,)] * len(hyper), torch.float32, device), *(taken or (2,)))
     table.hyper_row = list(range(len(hyper)))
-    return numbers_of(RULES[name], hyper, more, table)
+    return hyper_rows_of(RULES[name], hyper, more, table)
 
 
 @every_rule
@@ -64,7 +64,7 @@ def numbers(name, hyper, *taken, more=(), device=CPU):
 def test_rows_and_coefficients(name, more, count):
     h = HYPER[name]
     found = numbers(name, [h] * count, more=more)
-    np.testing.assert_array_equal(found.rows, np.tile(expected(name, h, more), (count, 1)))
+    np.testing.assert_array_equal(found.values, np.tile(expected(name, h, more), (count, 1)))
     np.testing.assert_array_equal(found.coefficients.T, np.float32([scheduled_of(name, h, 2)] * count))
     assert not found.on_device
 
@@ -74,7 +74,7 @@ def test_rows_and_coefficients(name, more, count):
 def test_rows_that_differ(name, change):
     rows = [HYPER[name], HYPER[name]._replace(**change), HYPER[name]]
     found = numbers(name, rows)
-    np.testing.assert_array_equal(found.rows, np.array([expected(name, row, ()) for row in rows]))
+    np.testing.assert_array_equal(found.values, np.array([expected(name, row, ()) for row in rows]))
     np.testing.assert_array_equal(found.coefficients.T, np.float32([scheduled_of(name, row, 2) for row in rows]))
 
 
@@ -85,9 +85,9 @@ def test_numbers_of_steps_that_differ(name, taken, count):
     h = HYPER[name]
     table = after(make(name, [(3,)] * 3, torch.float32, CPU), *taken)
     table.hyper_row = [i % count for i in range(3)]
-    found = numbers_of(RULES[name], [h] * count, (), table)
+    found = hyper_rows_of(RULES[name], [h] * count, (), table)
     np.testing.assert_allclose(found.coefficients.T, [scheduled_of(name, h, steps) for steps in taken], rtol=1e-6)
-    np.testing.assert_array_equal(found.rows, np.tile(expected(name, h, ()), (count, 1)))
+    np.testing.assert_array_equal(found.values, np.tile(expected(name, h, ()), (count, 1)))
 
 
 @pytest.mark.parametrize("hyper_row", [(0, 1, 1), (1, 0, 1)])
@@ -95,7 +95,7 @@ def test_coefficients_of_each_hyper_row(hyper_row):
     rows = [sgd_hyper(lr=0.1, momentum=momentum) for momentum in (0.5, 0.25)]
     table = after(make("sgd", [(3,)] * 3, torch.float32, CPU), 0, 4, 4)
     table.hyper_row = list(hyper_row)
-    found = numbers_of(RULES["sgd"], rows, (), table)
+    found = hyper_rows_of(RULES["sgd"], rows, (), table)
     momenta = [0, *((0.5, 0.25)[number] for number in hyper_row[1:])]
     np.testing.assert_array_equal(found.coefficients, np.float32([momenta, [1, 1, 1]]))
 
@@ -108,12 +108,12 @@ def test_a_factor_of_decays(name):
         changed = plain._replace(**change)
         row = expected(name, plain._replace(weight_decay=plain.weight_decay * factor), ())
         for rows in ([plain, changed], [changed, changed]):
-            np.testing.assert_array_equal(numbers(name, rows).rows[1, 1:], row[1:])
+            np.testing.assert_array_equal(numbers(name, rows).values[1, 1:], row[1:])
         decay = torch.tensor(0.25)
         found = numbers(name, [plain, changed._replace(weight_decay=decay)])
         factors = [changed.decay_factor, changed.decay_per_lr]
-        assert found.rows[:, [DECAY_FACTOR.value, DECAY_PER_LR.value]].tolist() == [[1, 0], factors]
-        addresses = found.rows.view(np.int64)[:, WEIGHT_DECAY_ADDRESS.value // 2]
+        assert found.values[:, [DECAY_FACTOR.value, DECAY_PER_LR.value]].tolist() == [[1, 0], factors]
+        addresses = found.values.view(np.int64)[:, WEIGHT_DECAY_ADDRESS.value // 2]
         assert addresses.tolist() == [0, decay.data_ptr()]
 
 
@@ -128,19 +128,19 @@ def test_a_factor_of_decays(name):
 def test_a_number_on_the_device(option, name, index, address, dtype):
     number = torch.tensor(0.25, dtype=dtype)
     found = numbers(name, [HYPER[name], HYPER[name]._replace(**{option: number})])
-    there = found.rows.view(np.int64)[1, address.value // 2]
+    there = found.values.view(np.int64)[1, address.value // 2]
     assert found.on_device
     # the lowest bit of the address tells the dtype
     assert there == number.data_ptr() + (dtype == torch.float64)
-    assert found.rows[1, index.value] == 0
-    np.testing.assert_array_equal(found.rows[0], expected(name, HYPER[name], ()))
+    assert found.values[1, index.value] == 0
+    np.testing.assert_array_equal(found.values[0], expected(name, HYPER[name], ()))
 
 
 def test_a_number_on_another_device_is_read():
     h = SGD_HYPER._replace(lr=torch.tensor(0.25))
     found = numbers("sgd", [h], device=torch.device("meta"))
     assert not found.on_device
-    assert found.rows[0, 0] == 0.25
+    assert found.values[0, 0] == 0.25
 
 
 def test_offsets_of_addresses():

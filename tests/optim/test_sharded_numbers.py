@@ -20,7 +20,7 @@ def test_one_upload(values, expected, monkeypatch):
     uploads = Mock(side_effect=upload)
     monkeypatch.setattr(sharded, "upload", uploads)
     monkeypatch.setattr(torch.Tensor, "to", Mock(side_effect=AssertionError("pageable memory is uploaded")))
-    found = sharded.numbers(values, torch.zeros(2, dtype=torch.float64))
+    found = sharded.as_tensor(values, torch.zeros(2, dtype=torch.float64))
     assert uploads.call_count == 1
     assert found.dtype == torch.float64
     assert found.tolist() == expected
@@ -31,7 +31,7 @@ def test_numbers_on_the_device_stay_there(monkeypatch):
     uploads = Mock(side_effect=upload)
     monkeypatch.setattr(sharded, "upload", uploads)
     like, there = torch.zeros(2, dtype=torch.float64, device="meta"), torch.zeros(1, device="meta")
-    found = sharded.numbers([0.5, there], like)
+    found = sharded.as_tensor([0.5, there], like)
     (buffer, host), _ = uploads.call_args
     assert (found.device, found.shape, buffer.device) == (like.device, like.shape, like.device)
     assert host.tolist() == [0.5, 0.0]

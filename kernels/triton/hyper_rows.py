@@ -21,16 +21,16 @@ LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACT
 in the row; their lowest bit says float64. HEADER is the first of the rule's own numbers."""
 
 
-class Numbers(NamedTuple):
-    """The numbers of a step.
+class HyperRows(NamedTuple):
+    """The hyper rows of a step, and the coefficients of its rule.
 
     Attributes:
-        rows: the hyper rows, float32 [hyper rows, width].
+        values: the hyper rows, float32 [hyper rows, width].
         coefficients: of the rule, for each row of the table, float32 [2, rows].
         on_device: whether some numbers are on the device, so that hyper rows have their addresses.
     """
 
-    rows: np.ndarray
+    values: np.ndarray
     coefficients: np.ndarray
     on_device: bool
 
@@ -58,8 +58,8 @@ def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
     return value
 
 
-def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], table: Table) -> Numbers:
-    """Returns the numbers of a step.
+def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], table: Table) -> HyperRows:
+    """Returns the hyper rows of a step.
 
     Args:
         hyper: at least one.
@@ -95,4 +95,4 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
         here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, i)
         own = steps if isinstance(steps, float) else steps[here]
         coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, own)
-    return Numbers(rows, coefficients, bool(addresses))
+    return HyperRows(rows, coefficients, bool(addresses))
