@@ -21,7 +21,7 @@ from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, labels_of, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.option_table import check_option, names_of
-from fused_lwlr.optim.options import Layers, SharedOptions, StepOptions
+from fused_lwlr.optim.options import FixedOption, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import (
     DTYPES,
@@ -105,10 +105,21 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(self, given: SharedOptions, **own: Any) -> dict[str, Any]:
-        """Processes the options before param groups exist. Returns the flags for torch's constructor.
+    @contextmanager
+    def construction(self, given: SharedOptions, **own: Any) -> Iterator[dict[str, Any]]:
+        """Checks and keeps the options. The constructor of a subclass calls the constructor of torch within it.
 
-        `own` are options of this class that a step depends on.
+        Args:
+            given: the options that all optimizers share.
+            own: options of this class that a step depends on.
+
+        Yields:
+            The flags for the constructor of torch.
+
+        Raises:
+            ValueError: an option is out of range or not supported, or a layer is not a parameter.
+            TypeError: an option is unknown.
+            RuntimeError: `fused` contradicts `foreach` or `differentiable`.
         """
         for name in given:
             if name not in SharedOptions.__annotations__:
@@ -121,11 +132,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         own |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
         self.options = StepOptions(**own, is_part=is_made_by_zero_redundancy_optimizer(), **self._kind)
-        return {**flags, "fused": None}
-
-    def _finish(self, layers: Layers) -> None:
-        """Processes the options that name parameters, after param groups exist."""
-        groups = self.param_groups
+        yield {**flags, "fused": None}
+        # these name parameters, which are known now
+        groups, layers = self.param_groups, given.get("layers")
         if layers is not None:
             if any(group["layers"] is not None for group in groups):
                 raise ValueError(
@@ -134,7 +143,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for group, entries in zip(groups, resolve(layers, groups), strict=True):
                 group["layers"] = entries
                 set_max_lr(group)
-        check_selection(self.options, groups)
+        check_selection(self.options, groups, stacklevel=5)
 
     @property
     def _kind(self) -> dict[str, Any]:
@@ -149,7 +158,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @scaling.setter
     def scaling(self, scaling: Scaling | None) -> None:
         options = replace(self.options, scaling=scaling)
-        check_selection(options, self.param_groups)
+        check_selection(options, self.param_groups, stacklevel=3)
         self.options = options
 
     @property
@@ -482,3 +491,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         given = [(field.name, getattr(self.options, field.name), field.default) for field in shared]
         lines = [f"    {name}: {value!r}\n" for name, value, default in given if value != default]
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found
+
+
+for _name in names_of("shared"):
+    # `scaling` and `backend` are properties
+    if not hasattr(FusedOptimizer, _name):
+        setattr(FusedOptimizer, _name, FixedOption(_name))

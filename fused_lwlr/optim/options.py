@@ -12,7 +12,7 @@ from fused_lwlr.kernels import Rule, Scale
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.layer_options import Groups
-from fused_lwlr.optim.option_table import HALF, Nonfinite, check_option, names_of
+from fused_lwlr.optim.option_table import HALF, Nonfinite, check_option, names_of, shown
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import BalancedLR, Scaling
 
@@ -41,6 +41,22 @@ class SharedOptions(TypedDict, total=False):
     rounding_seed: int
     state_dtype: torch.dtype | None
     backend: Backend
+
+
+class FixedOption:
+    """An attribute of optimizers: an option that can be read, but not changed after construction."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, optimizer: Any, owner: Any = None) -> Any:
+        return self if optimizer is None else getattr(optimizer.options, self._name)
+
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        raise AttributeError(
+            f"{self._name} cannot be changed after construction: make another {optimizer.options.optimizer} with "
+            f"{self._name}={shown(value)}, and load the state dict of this one"
+        )
 
 
 @dataclass(frozen=True)

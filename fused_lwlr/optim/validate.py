@@ -64,7 +64,7 @@ def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
     return ""
 
 
-def check_selection(options: StepOptions, groups: Groups) -> None:
+def check_selection(options: StepOptions, groups: Groups, stacklevel: int) -> None:
     """Raises ValueError if the scaling selects by a name that no parameter has; warns if it selects no parameter."""
     scaling = options.scaling
     if scaling is None:
@@ -78,7 +78,7 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
         warnings.warn(
             f"scaling={scaling!r} selects none of the {len(chosen)} parameters, so it has no effect: give it select=. "
             "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

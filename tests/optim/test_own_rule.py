@@ -55,10 +55,9 @@ class Signum(FusedOptimizer, torch.optim.Optimizer):
     rule = SIGNUM
 
     def __init__(self, params, lr=1e-3, momentum=0.9, weight_decay=0.0, *, maximize=False, **options: Any):
-        flags = self._start(options)
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, {**defaults, **flags})
-        self._finish(options.get("layers"))
+        with self.construction(options) as flags:
+            super().__init__(params, {**defaults, **flags})
 
 
 def in_float64(w, g, b, first, lr, decay, scale=lambda d, w: 1.0, cautious=False, momentum=0.9):

@@ -9,6 +9,7 @@ from cases import CASES, every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
 
 from fused_lwlr import ELR, LARS, ClipByLayer
+from fused_lwlr.optim.option_table import names_of
 from fused_lwlr.rescaling import ScaleInvariant
 
 SHAPES = [(5,), (3, 4), (1030,), ()]
@@ -55,6 +56,20 @@ def params(device):
 def test_arguments_that_cannot_be_honoured(name, options, message, params):
     with pytest.raises(ValueError, match=message):
         OURS[name](params, **options)
+
+
+@every_name
+def test_shared_options_are_attributes_that_cannot_be_set(name, params):
+    """An option that is set, and then ignored, would be a trap."""
+    ours = OURS[name](params, clip_global_norm=1.0)
+    assert ours.clip_global_norm == 1.0
+    for option in set(names_of("shared")) - {"scaling", "backend"}:
+        before = getattr(ours.options, option)
+        with pytest.raises(AttributeError, match=f"{option} cannot be changed after construction: make another"):
+            setattr(ours, option, before)
+        assert getattr(ours, option) is before
+    with pytest.raises(AttributeError, match="backend"):
+        ours.backend = "torch"
 
 
 def refused_in_a_group(name, options, message, params, **shared):

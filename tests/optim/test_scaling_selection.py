@@ -87,10 +87,11 @@ def test_a_scaling_that_is_set_later_is_checked_as_in_the_constructor(name, devi
 
 @every_name
 def test_a_scaling_without_a_layer_warns(name, device):
-    """A flat parameter, as in FSDP1, has one dimension."""
+    """A flat parameter, as in FSDP1, has one dimension. The warnings name lines of the user."""
     flat = [("_flat_param", torch.nn.Parameter(torch.ones(12, device=device)))]
-    with pytest.warns(UserWarning, match="ELR.* selects none of the 1 parameters, so it has no effect"):
+    with pytest.warns(UserWarning, match="ELR.* selects none of the 1 parameters, so it has no effect") as first:
         ours = OURS[name](flat, lr=0.1, scaling=ELR(0.1))
-    with pytest.warns(UserWarning, match="LARS.* selects none of the 1 parameters"):
+    with pytest.warns(UserWarning, match="LARS.* selects none of the 1 parameters") as second:
         ours.scaling = LARS()
+    assert {warning.filename for warning in (*first, *second)} == {__file__}
     ours.scaling = ELR(0.1, select="*")

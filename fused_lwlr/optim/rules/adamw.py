@@ -42,9 +42,8 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         maximize: bool = False,
         **options: Unpack[SharedOptions],
     ) -> None:
-        flags = self._start(options)
-        capturable = self.options.capturable
-        super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable, **flags
-        )
-        self._finish(options.get("layers"))
+        with self.construction(options) as flags:
+            capturable = self.options.capturable
+            super().__init__(
+                params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, capturable=capturable, **flags
+            )

@@ -43,7 +43,6 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         maximize: bool = False,
         **options: Unpack[SharedOptions],
     ) -> None:
-        flags = self._start(options)
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, {**defaults, **flags})
-        self._finish(options.get("layers"))
+        with self.construction(options) as flags:
+            super().__init__(params, {**defaults, **flags})

@@ -56,6 +56,5 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: ScaleInvariant | Literal[False] = False,
         **options: Unpack[SharedOptions],
     ) -> None:
-        flags = self._start(options, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum)
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, **flags)
-        self._finish(options.get("layers"))
+        with self.construction(options, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum) as flags:
+            super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize, **flags)
