@@ -17,11 +17,10 @@ from torch import Tensor
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
-from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr, slices_of
+from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import radius_misfit, stale_names, steps_of
-from fused_lwlr.optim.validate import misfit
+from fused_lwlr.optim.state import entry_misfit, stale_names, steps_of
 from fused_lwlr.shards import local
 
 KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
@@ -199,36 +198,28 @@ def _entry(
 
 def _value(options: StepOptions, group: dict[str, Any], at: int, name: Any, value: Any, *, on_device: bool) -> Any:
     param = group["params"][at]
-    if name == RADIUS:
-        return _radius(param, value, len(slices_of(group, at)))
     if name == "step":
         # without values there is no count, see `state_of`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
         taken = 1.0 if unknown else steps_of(value)
         return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
-    if name not in (*options.rule.states, MASTER, EMA):
+    if name not in (*options.rule.states, MASTER, EMA, RADIUS):
         return _other(param, value)
     if value is None and name in options.rule.states and not options.rule.counts_steps:
         # SGD of torch 2.1 without momentum saved None
         return None
-    problem = misfit(value, param, copied=True)
+    problem = entry_misfit(group, at, name, value, copied=True)
     if problem:
         raise ValueError(problem)
+    if name == RADIUS:
+        if is_addressable(value) and bool((value < 0).any()):
+            raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
+        return torch.empty(value.shape, dtype=torch.float32, device=local(param).device).copy_(value.detach())
     dtype = options.dtype_of(param, name)
     if type(value.data) is not Tensor or type(param.data) is not Tensor:
         # for example a DTensor
         return value.detach().to(param.device, dtype, copy=True)
     return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
-
-
-def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
-    """Returns the radii of this number of rows of a parameter."""
-    problem = radius_misfit(param, value, rows, stored=False)
-    if problem:
-        raise ValueError(problem)
-    if is_addressable(value) and bool((value < 0).any()):
-        raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
-    return torch.empty(rows, dtype=torch.float32, device=local(param).device).copy_(value.detach())
 
 
 def _other(param: Tensor, value: Any) -> Any:

@@ -14,7 +14,7 @@ from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import first_average
 from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, slices_of
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import is_complete, radius_misfit, state_of
+from fused_lwlr.optim.state import is_complete, state_of
 from fused_lwlr.optim.validate import is_ordinary
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import completion_of, local, local_row
@@ -90,7 +90,7 @@ def members_of(
             waiting.append(param)
             continue
         label = f"parameter {name!r}"
-        entries, steps = state_of(options, group, param, label, state, on_device)
+        entries, steps = state_of(options, group, at, label, state, on_device)
         member = Member(position, param, label, [], [], entries, steps)
         members.append(member)
         scaled = options.scales(group, at)
@@ -104,7 +104,7 @@ def members_of(
             member.rows.append(local_row(row, param))
             member.labels.append(layer.label(name))
     if options.on_spheres:
-        _add_radii(states, members)
+        _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
     # step counts share no memory; the given ones if possible, since a graph may count in them
     counted = [member for member in members if "step" in member.entries]
     if len({member.entries["step"].data_ptr() for member in counted}) < len(counted):
@@ -114,27 +114,15 @@ def members_of(
     return members, waiting, list(hyper)
 
 
-def _add_radii(states: Any, members: Sequence[Member]) -> None:
-    """Adds the radii of members on spheres, one for each row: from the state, or the norms of the rows now.
+def _add_radii(members: Sequence[Member]) -> None:
+    """Adds the radii of members that begin on their spheres, one for each row: the norms of the rows now.
 
     Norms are norms of whole layers, and of exact weights.
     """
-    new: list[Member] = []
-    for member in members:
-        radius = states.get(member.param, {}).get(RADIUS)
-        # a scaling acts on all rows of a parameter, or on none
-        if not member.rows[0].scaled:
-            continue
-        if radius is None:
-            new.append(member)
-        elif problem := radius_misfit(member.param, radius, len(member.rows), stored=True):
-            raise ValueError(f"{RADIUS!r} in the state of {member.label} {problem}")
-        else:
-            member.entries[RADIUS] = radius
-    if not new:
+    if not members:
         return
-    held = [(member, row) for member in new for row in member.rows]
-    device = local(new[0].param).device
+    held = [(member, row) for member in members for row in member.rows]
+    device = local(members[0].param).device
     weights = (
         view_of(first_average(local(member.param), local(member.entries.get(MASTER))), row) for member, row in held
     )  # fmt: skip
@@ -142,8 +130,8 @@ def _add_radii(states: Any, members: Sequence[Member]) -> None:
     completion = completion_of([(member.param, row) for member, row in held], device)
     if completion is not None:
         sums = completion.sum(sums[:, None])[:, 0]
-    norms = sums.sqrt().float().split([len(member.rows) for member in new])
-    for member, norm in zip(new, norms, strict=True):
+    norms = sums.sqrt().float().split([len(member.rows) for member in members])
+    for member, norm in zip(members, norms, strict=True):
         # in its own memory
         member.entries[RADIUS] = norm.to(local(member.param).device, copy=True)
 

@@ -8,32 +8,42 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.layer_options import Groups
+from fused_lwlr.optim.layer_options import Groups, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import misfit
 from fused_lwlr.shards import local
 
+OPTIONAL = frozenset((MASTER, EMA, RADIUS))
+"""The entries that options switch on for all rules."""
 CONVERT = "replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
 
 
-def entry_names(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
-    """Returns the names of the entries that a parameter of a group has, without step counts and radii."""
-    names = options.rule.columns(group)
-    if options.has_master(param):
-        names = (*names, MASTER)
-    return names if group[EMA] is None else (*names, EMA)
+def entry_names(options: StepOptions, group: dict[str, Any], at: int) -> tuple[str, ...]:
+    """Returns the names of the entries that the parameter at a position of a group has, without step counts."""
+    param, names = group["params"][at], options.rule.columns(group)
+    needed = {MASTER: options.has_master(param), EMA: group[EMA] is not None, RADIUS: options.has_radius(group, at)}
+    return (*names, *(name for name, is_needed in needed.items() if is_needed))
 
 
 def state_of(
-    options: StepOptions, group: dict[str, Any], param: Tensor, label: str, state: Mapping[str, Any], on_device: bool
+    options: StepOptions, group: dict[str, Any], at: int, label: str, state: Mapping[str, Any], on_device: bool
 ) -> tuple[dict[str, Tensor], float]:
-    """Returns the entries of the state with which a parameter is stepped next, without radii, and its step count.
+    """Returns the entries of the state with which the parameter at a position of a group is stepped, and its step count.
 
-    If the device counts, the count is 1 and is not used. For SGD and Lion it is 0 before the first step and 1 after it.
-    Nothing is stored yet. An entry that does not fit the parameter is refused.
+    New radii are not among them. If the device counts, the count is 1 and is not used. For SGD and Lion it is 0 before
+    the first step and 1 after it. Nothing is stored yet. An entry that does not fit the parameter is refused.
     """
-    entries = {name: _entry(options, label, param, name, state) for name in entry_names(options, group, param)}
+    param = group["params"][at]
+    entries: dict[str, Tensor] = {}
+    for name in entry_names(options, group, at):
+        if state.get(name) is None:
+            if name != RADIUS:
+                entries[name] = _new_entry(options, param, name, state)
+        elif problem := entry_misfit(group, at, name, state[name]):
+            raise ValueError(f"{name!r} in the state of {label} {problem}: {CONVERT}")
+        else:
+            entries[name] = state[name]
     columns = options.rule.columns(group)
     first = _was_skipped(on_device, state, label) or all(state.get(name) is None for name in columns)
     if on_device and columns and first and not options.rule.counts_steps:
@@ -56,33 +66,41 @@ def is_complete(
     options: StepOptions, group: dict[str, Any], at: int, state: Mapping[str, Any], on_device: bool
 ) -> bool:
     """Returns whether the parameter at a position of a group has all of its state, and took its first step."""
-    if _was_skipped(on_device, state) or (RADIUS not in state and options.has_radius(group, at)):
+    if _was_skipped(on_device, state) or ((on_device or options.rule.counts_steps) and "step" not in state):
         return False
-    if (on_device or options.rule.counts_steps) and "step" not in state:
-        return False
-    param = group["params"][at]
-    return not any(_misfit(param, name, state.get(name)) for name in entry_names(options, group, param))
+    return not any(entry_misfit(group, at, name, state.get(name)) for name in entry_names(options, group, at))
 
 
-def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> list[str]:
+def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> set[str]:
     """Returns which entries the parameter at a position of a group must not have: no step would maintain them."""
-    param = group["params"][at]
-    kept = {MASTER: options.has_master(param), EMA: group[EMA] is not None, RADIUS: options.has_radius(group, at)}
-    return [name for name, is_kept in kept.items() if not is_kept]
+    return OPTIONAL.difference(entry_names(options, group, at))
 
 
 def drop_stale(options: StepOptions, groups: Groups, states: Any) -> None:
     """Removes the entries that no step would maintain, also of parameters without a gradient."""
-    optional = {MASTER, EMA, RADIUS}
     for group in groups:
         for at, param in enumerate(group["params"]):
-            if not optional.isdisjoint(states.get(param, ())):
+            if not OPTIONAL.isdisjoint(states.get(param, ())):
                 for name in stale_names(options, group, at):
                     states[param].pop(name, None)
 
 
-def radius_misfit(param: Tensor, value: Any, rows: int, *, stored: bool) -> str:
-    """Returns why a value cannot be the radii of this number of rows of a parameter, see `_misfit`."""
+def entry_misfit(group: dict[str, Any], at: int, name: str, value: Any, *, copied: bool = False) -> str:
+    """Returns why a value cannot be an entry of the state of the parameter at a position of a group; "" if it can.
+
+    If it is `copied` before a step, its device and precision may differ.
+    """
+    param = group["params"][at]
+    if name == RADIUS:
+        return _radius_misfit(param, value, len(slices_of(group, at)), copied=copied)
+    problem = misfit(value, param, copied=copied)
+    if not problem and not copied and name == EMA and value.dtype != average_dtype(param):
+        return f"is {value.dtype}, but must be {average_dtype(param)}"
+    return problem
+
+
+def _radius_misfit(param: Tensor, value: Any, rows: int, *, copied: bool) -> str:
+    """Returns why a value cannot be the radii of this number of rows of a parameter, see `entry_misfit`."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return f"must be a tensor of norms, not {value!r:.80}"
     if value.shape != (rows,):
@@ -91,8 +109,8 @@ def radius_misfit(param: Tensor, value: Any, rows: int, *, stored: bool) -> str:
             "give the optimizer the slices in layers= that the state was saved with"
         )
     device = local(param).device
-    if stored and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
-        return f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous: {CONVERT}"
+    if not copied and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
+        return f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous"
     return ""
 
 
@@ -118,24 +136,10 @@ def steps_of(value: Any) -> float:
     return count
 
 
-def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
-    """Returns an entry of the state of a parameter, and makes it if the state has no such entry."""
-    tensor: Tensor | None = state.get(name)
-    if tensor is not None:
-        problem = _misfit(param, name, tensor)
-        if problem:
-            raise ValueError(f"{name!r} in the state of {label} {problem}: {CONVERT}")
-        return tensor
+def _new_entry(options: StepOptions, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
+    """Returns an entry that the state of a parameter lacks."""
     if name == EMA:
         return first_average(param, state.get(MASTER) if options.has_master(param) else None)
     if name == MASTER:
         return param.detach().float()
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)
-
-
-def _misfit(param: Tensor, name: str, value: Any) -> str:
-    """Returns why a value cannot be an entry of the state of a parameter; "" if it can."""
-    problem = misfit(value, param)
-    if not problem and name == EMA and value.dtype != average_dtype(param):
-        return f"is {value.dtype}, but must be {average_dtype(param)}"
-    return problem
