@@ -12,7 +12,8 @@ import pytest
 from typing_extensions import Unpack
 
 import fused_lwlr
-from fused_lwlr.optim.options import SharedOptions
+from fused_lwlr.optim.option_table import OPTIONS
+from fused_lwlr.optim.options import SharedOptions, StepOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,6 +70,19 @@ def test_annotations_of_constructors_exist_at_run_time(name):
     """Programs that make a command line of a constructor read its annotations, as of torch's constructors."""
     hints = get_type_hints(getattr(fused_lwlr, name).__init__)
     assert hints["options"] == Unpack[SharedOptions]
+
+
+def test_options_are_the_same_in_the_table_and_in_both_types():
+    given, kept = get_type_hints(SharedOptions), get_type_hints(StepOptions)
+    of_groups_alone = {"foreach", "differentiable", "layers"}
+    assert given.keys() - kept.keys() == of_groups_alone
+    assert {name: kept[name] for name in given.keys() - of_groups_alone} == {
+        name: hint for name, hint in given.items() if name not in of_groups_alone
+    }
+    shared = {name for name, option in OPTIONS.items() if option.scope == "shared"}
+    assert given.keys() <= OPTIONS.keys()
+    assert shared - given.keys() == {"lr_in_momentum", "rescale_weights"}
+    assert shared <= kept.keys()
 
 
 @pytest.mark.long
