@@ -71,7 +71,7 @@ def is_complete(
     return not any(entry_misfit(group, at, name, state.get(name)) for name in entry_names(options, group, at))
 
 
-def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> set[str]:
+def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> frozenset[str]:
     """Returns which entries the parameter at a position of a group must not have: no step would maintain them."""
     return OPTIONAL.difference(entry_names(options, group, at))
 
