@@ -216,7 +216,7 @@ def test_fields_that_studies_choose_are_refused(given):
 
 def test_arguments_of_a_model_add_up():
     settings = find("elr-spread").settings(training=["model_args=a=1", "amp=bf16", "model_args=b=2"])
-    assert settings.training == {"model_args": "a=1,b=2", "amp": "bf16"}
+    assert settings.training == {"model_args": ["a=1", "b=2"], "amp": "bf16"}
 
 
 def test_the_average_is_no_result_of_a_training():
