@@ -1,7 +1,5 @@
 """Whether equal rates stay best with label noise, Gaussian weights, more layers and ReLU (Balancing Learning Rates
 Across Layers).
-
-The paper's trainings beyond the theorem are at h = 1000 and without numbers. `--width 1000` uses its width.
 """
 
 from dataclasses import replace
