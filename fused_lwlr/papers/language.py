@@ -18,7 +18,7 @@ from torch import nn
 from fused_lwlr import SGD, AdamW, Lion, gradinit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.comparison import COLUMNS, NOTE, against
-from fused_lwlr.papers.figures import bands
+from fused_lwlr.papers.figures import bands, mark_diverged
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, Value, cell, summary
@@ -193,10 +193,4 @@ def draw(results: Any, *, diverged: float = DIVERGED, **options: Any) -> Figure:
     of = by_label(results)
     of = of.assign(shown=of.val_loss.mask(of.loss.isna(), diverged))
     figure = bands(of, x="lr", y="shown", labels=("learning rate", "held-out loss"), free="x", **options)
-    for axes in figure.axes:
-        axes.set_ylim(None, diverged + 0.05)
-        axes.tick_params(axis="x", which="minor", labelbottom=False)
-        axes.axhline(diverged, color="0.5", linewidth=0.8, linestyle=":")
-        place: dict[str, Any] = {"va": "top", "transform": axes.get_yaxis_transform()}
-        axes.text(0.02, diverged - 0.02, "diverged", color="0.4", size="small", **place)
-    return figure
+    return mark_diverged(figure, diverged)
