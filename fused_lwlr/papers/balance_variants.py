@@ -58,7 +58,7 @@ def losses(variant: str, h: int, seed: int) -> dict[str, Any]:
 
 
 def divisions(results: Any) -> Any:
-    """A row for each network, seed, number of steps, and higher or lower η₁: losses, and the increase over `equal` in %."""
+    """A row for each network, seed, number of steps, and higher or lower η₁: losses, and the increase in %."""
     names = [f"{sign}{100 * PART:g} %" for sign in "+-"]
     found = pandas.DataFrame([
         {"variant": of.variant, "alpha": VARIANTS[of.variant][1], "steps": steps, "division": name,

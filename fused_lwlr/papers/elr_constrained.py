@@ -100,15 +100,11 @@ def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
     return layers
 
 
-def by_setup(results: Any) -> Any:
-    """The results by net and setup, and within these by warm-up and rate."""
-    setups = results.groupby(["model", "setup"], sort=False)
-    return pandas.concat([of.sort_values(["warmup", "lr", "goal"], kind="stable") for _, of in setups])
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """The best rate of each setup, differences that warm-up and constraining make, and all rates."""
-    results = by_setup(results)
+    # by net and setup, and within these by warm-up and rate
+    setups = results.groupby(["model", "setup"], sort=False)
+    results = pandas.concat([of.sort_values(["warmup", "lr", "goal"], kind="stable") for _, of in setups])
     best = GRID.best(results)
 
     def paper(of: Any) -> str:
