@@ -133,9 +133,12 @@ class Study:
     def frame(self, results: Sequence[dict[str, Any]]) -> Any:
         """A data frame with a row for each job, in their order: its name, parameters, values, and `columns`.
 
-        It has NaN instead of None among numbers.
+        It has NaN instead of None among numbers. A parameter `labels`, the labels of an arm, is a column for each label
+        too, in place of parameters of the same names.
         """
-        rows = [{"name": r["name"], **r["parameters"], **r["values"]} for r in results]
+        rows = [
+            {"name": r["name"], **r["parameters"], **r["parameters"].get("labels", {}), **r["values"]} for r in results
+        ]
         return pandas.DataFrame(rows).assign(**self.columns)
 
     def more(self, settings: Settings, results: Any) -> list[Job]:

@@ -36,7 +36,7 @@ def test_a_line_marks_losses_of_perceptrons_that_diverged():
 
 def test_a_line_marks_the_losses_of_trainings_that_diverged():
     rows = [
-        {"labels": {"task": "SGD", "arm": "plain"}, "lr": lr, "seed": 0, "loss": loss, "val_loss": loss}
+        {"task": "SGD", "arm": "plain", "lr": lr, "seed": 0, "loss": loss, "val_loss": loss}
         for lr, loss in ((0.1, 2.0), (1.0, math.nan))
     ]
     (axes,) = language.draw(pandas.DataFrame(rows), panel=("task",), hue="arm", palette={"plain": "C0"}).axes
