@@ -101,6 +101,11 @@ def slices_of(group: dict[str, Any], at: int) -> Entry:
     return entry
 
 
+def eta_of(entry: Entry, start: int, stop: int | None) -> float | None:
+    """Returns η of a slice of a parameter, or of the whole parameter; None if the parameter has other slices."""
+    return next((own.eta for first, last, own in entry if last is None or (first, last) == (start, stop)), None)
+
+
 def labels_of(groups: Groups) -> list[list[str]]:
     """Returns the label of each parameter of each group: its name, or "group.position" if it has none.
 

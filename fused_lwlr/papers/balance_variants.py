@@ -1,7 +1,5 @@
 """Whether equal rates stay best with label noise, Gaussian weights, more layers and ReLU (Balancing Learning Rates
 Across Layers).
-
-The paper's trainings beyond the theorem are at h = 1000 and without numbers. `--width 1000` uses its width.
 """
 
 from dataclasses import replace
@@ -17,7 +15,7 @@ from fused_lwlr.papers import comparison
 from fused_lwlr.papers.balance import FITTED, after
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Table, cell, summary
+from fused_lwlr.papers.tables import Table, across, cell, summary
 
 WIDTH = 100
 PART = 0.3
@@ -59,30 +57,34 @@ def losses(variant: str, h: int, seed: int) -> dict[str, Any]:
     return {"losses": found}
 
 
-def divisions(of: Any) -> tuple[Any, Any]:
-    """Losses of a variant, [seeds, 3 divisions, steps], and by how much two of them are higher than the first, in %."""
-    found = np.array(of.losses.tolist(), dtype=float)
-    return found, 100 * (found[:, 1:] / found[:, :1] - 1)
+def divisions(results: Any) -> Any:
+    """A row for each network, seed, number of steps, and higher or lower η₁: losses, and the increase in %."""
+    names = [f"{sign}{100 * PART:g} %" for sign in "+-"]
+    found = pandas.DataFrame([
+        {"variant": of.variant, "alpha": VARIANTS[of.variant][1], "steps": steps, "division": name,
+         "equal": equal, "loss": loss}
+        for of in results.itertuples() for steps, equal, *others in zip(STEPS, *of.losses, strict=True)
+        for name, loss in zip(names, others, strict=True)
+    ]).astype({"equal": float, "loss": float})  # fmt: skip
+    return found.assign(over=100 * (found.loss / found.equal - 1), after=found.steps.map(after))
 
 
-def compared(of: Any, step: int) -> str:
-    """A word for both divisions, or the increase of the loss with the division of the row."""
-    found, over = (values[:, :, step] for values in divisions(of))
-    if (found < FITTED).all():
+def problem(of: Any) -> str:
+    """Why losses of a network cannot be compared, or nothing."""
+    if (of[["equal", "loss"]] < FITTED).all(axis=None):
         return "fitted"
-    if "division" in of:
-        over = over[:, [int(of.division.iloc[0].startswith("-"))]]
-    if not np.isfinite(over).all():
-        return "diverges"
-    if "division" in of:
-        return cell(over[:, 0], "{:+.2f}")
-    verdicts = {comparison.compare(each)[2] for each in over.T}  # are equal rates better?
-    return "no" if "hurts" in verdicts else "undecided" if "undecided" in verdicts else "yes"
+    return "" if np.isfinite(of.over).all() else "diverges"
+
+
+def best(of: Any) -> str:
+    """Whether equal rates are better than both divisions, in a word."""
+    verdicts = {comparison.compare(over)[2] for _, over in of.groupby("division").over}
+    return problem(of) or ("no" if "hurts" in verdicts else "undecided" if "undecided" in verdicts else "yes")
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """By how much the loss is higher where rates differ."""
-    steps: Any = {after(steps): partial(compared, step=i) for i, steps in enumerate(STEPS)}
+    found, steps = divisions(results), list(map(after, STEPS))
     notes = [
         f"h = {results.h.iloc[0]:g}, {settings.seeds} seeds of weights and teacher; yes: the loss is higher with η₁ "
         f"higher by {100 * PART:g} % and with η₁ lower by {100 * PART:g} %, where the other trained layers share the "
@@ -92,23 +94,20 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "paper: its trainings at h = 1000, in words; weights are orthogonal unless a row says Gaussian; noise: "
         "variance 0.001 with two layers, 0.01 with three",
     ]
-    alphas = results.assign(alpha=[VARIANTS[variant][1] for variant in results.variant])
-    labels = {"network": "variant", "α": "alpha"}
-    first = summary("whether equal rates are better than others", alphas, labels, steps, notes)
-    signs = pandas.DataFrame({"division": [f"{sign}{100 * PART:g} %" for sign in "+-"]})
-    over = [f"mean ± standard deviation over {settings.seeds} seeds"]
-    labels, of = {"network": "variant", "η₁": "division"}, results.merge(signs, how="cross")
-    second = summary("loss in comparison with equal rates, in %", of, labels, steps, over)
+    labels, words = {"network": "variant", "α": "alpha"}, across("after", steps, {"{}": best})
+    first = summary("whether equal rates are better than others", found, labels, words, notes)
+    increases = across("after", steps, {"{}": lambda of: problem(of) or cell(of.over, "{:+.2f}")})
+    labels, over = {"network": "variant", "η₁": "division"}, [f"mean ± standard deviation over {settings.seeds} seeds"]
+    second = summary("loss in comparison with equal rates, in %", found, labels, increases, over)
     return [replace(first, rows=[*first.rows, ["paper", "", "no", *["yes"] * (len(STEPS) - 1)]]), second]
 
 
 def draw(results: Any) -> Figure:
     """The increase of the loss over steps, the lower one of both divisions."""
-    of_variants = results.groupby("variant", sort=False)
-    least = {variant: divisions(of)[1].mean(axis=0).min(axis=0) for variant, of in of_variants}
-    of = pandas.DataFrame({"steps": STEPS, **least}).melt("steps", None, "network", "over")
+    means = divisions(results).groupby(["variant", "steps", "division"], sort=False).over.mean()
+    least = means.groupby(["variant", "steps"], sort=False).min().reset_index(name="over")
     names = ("steps", "loss in comparison with equal rates, %,\nlower of two divisions")
-    figure = bands(of, x="steps", y="over", labels=names, hue="network")
+    figure = bands(least.rename(columns={"variant": "network"}), x="steps", y="over", labels=names, hue="network")
     figure.axes[0].set_yscale("symlog", linthresh=0.1)
     figure.axes[0].axhline(0, color="0.5", linewidth=0.8)
     return figure

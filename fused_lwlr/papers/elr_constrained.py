@@ -100,20 +100,12 @@ def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
     return layers
 
 
-def by_setup(results: Any, *columns: str) -> Any:
-    """The results by net and setup, and within these by some columns."""
-    setups = results.groupby(["model", "setup"], sort=False)
-    return pandas.concat([of.sort_values(list(columns), kind="stable") for _, of in setups])
-
-
-def top(results: Any) -> Any:
-    """The results at the best rate of each arm, by net and setup, without warm-up first."""
-    return GRID.best(by_setup(results, "warmup"))
-
-
 def tables(settings: Settings, results: Any) -> list[Table]:
     """The best rate of each setup, differences that warm-up and constraining make, and all rates."""
-    best = top(results)
+    # by net and setup, and within these by warm-up and rate
+    setups = results.groupby(["model", "setup"], sort=False)
+    results = pandas.concat([of.sort_values(["warmup", "lr", "goal"], kind="stable") for _, of in setups])
+    best = GRID.best(results)
 
     def paper(of: Any) -> str:
         model, setup, warmup = of[["model", "setup", "warmup"]].iloc[0]
@@ -133,7 +125,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     each = {"held-out loss, warm-up {:g}": ("val_loss", "{:.3f}"), "test %, warm-up {:g}": ("test_accuracy", "{:.1f}")}
     columns = across("warmup", results.warmup.unique(), each)
     labels = {"net": "model", "SGD with": "setup", "lr": "rate"}
-    return [first, differences(best), summary("all learning rates", by_setup(results, "lr", "goal"), labels, columns)]
+    return [first, differences(best), summary("all learning rates", results, labels, columns)]
 
 
 def differences(best: Any) -> Table:

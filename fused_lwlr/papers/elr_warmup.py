@@ -1,8 +1,5 @@
 """The spread of effective learning rates and test accuracy, with warm-up and without (Spreads in Effective Learning
 Rates, Figures 7 and 9, Appendix A.1).
-
-All have the same highest learning rate. In the paper warm-up lowers Std(λE) and raises the accuracy (Section 4.4). Its
-appendix derives a warm-up at a part of the largest rate at which a step follows the model in continuous time.
 """
 
 from functools import partial

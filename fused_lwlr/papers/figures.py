@@ -57,6 +57,17 @@ def bands(
     return figure
 
 
+def mark_diverged(figure: Figure, loss: float, *, room: float = 0.05) -> Figure:
+    """Draw a line at the loss that diverged trainings have in a picture. Panels end a little above it."""
+    for axes in figure.axes:
+        axes.set_ylim(None, loss + room)
+        axes.tick_params(axis="x", which="minor", labelbottom=False)
+        axes.axhline(loss, color="0.5", linewidth=0.8, linestyle=":")
+        place: dict[str, Any] = {"va": "top", "transform": axes.get_yaxis_transform()}
+        axes.text(0.02, loss - 0.02, "diverged", color="0.4", size="small", **place)
+    return figure
+
+
 def unrolled(results: Any, values: str, number: str, *, start: int = 0) -> Any:
     """A row for each value of the lists in a column, and a column with its number."""
     of = results[results[values].notna()].explode(values)

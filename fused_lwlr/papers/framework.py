@@ -10,6 +10,7 @@ import pandas
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.recipe import is_text
+from fused_lwlr.training.setup import literal
 
 OWN = ("seed", "lr", "rates", "init", "optimizer", "scaling", "goal", "data", "model", "epochs", "steps", "device")
 """Fields of a recipe that studies choose themselves."""
@@ -41,8 +42,8 @@ class Settings:
     """Settings from the command line; part of every result, except the device.
 
     Trainings have a number of epochs or a number of steps. The other number is None.
-    Without `model` or `width` the study uses its own. `training` has fields of the recipes of all trainings, as
-    text. `quick` is a smoke test of seconds: the fewest values with which the tables work.
+    Without `model` or `width` the study uses its own. `training` has fields of the recipes of all trainings.
+    `quick` is a smoke test of seconds: the fewest values with which the tables work.
     """
 
     study: str
@@ -51,7 +52,7 @@ class Settings:
     steps: int | None = None
     data: str = "digits"
     model: str | None = None
-    training: dict[str, str] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
     quick: bool = False
     device: str = "auto"
     width: int | None = None
@@ -132,9 +133,12 @@ class Study:
     def frame(self, results: Sequence[dict[str, Any]]) -> Any:
         """A data frame with a row for each job, in their order: its name, parameters, values, and `columns`.
 
-        It has NaN instead of None among numbers.
+        It has NaN instead of None among numbers. A parameter `labels`, the labels of an arm, is a column for each label
+        too, in place of parameters of the same names.
         """
-        rows = [{"name": r["name"], **r["parameters"], **r["values"]} for r in results]
+        rows = [
+            {"name": r["name"], **r["parameters"], **r["parameters"].get("labels", {}), **r["values"]} for r in results
+        ]
         return pandas.DataFrame(rows).assign(**self.columns)
 
     def more(self, settings: Settings, results: Any) -> list[Job]:
@@ -176,7 +180,7 @@ class Study:
             raise ValueError(
                 f"--seeds {chosen['seeds']}: {self.name} shows a spread over seeds, which takes two at least"
             )
-        fields: dict[str, str] = {}
+        fields: dict[str, Any] = {}
         for text in training:
             name, equals, value = text.partition("=")
             key = name.lstrip("-").replace("-", "_")
@@ -185,5 +189,5 @@ class Study:
             if key in OWN:
                 raise ValueError(f"--set {text}: {self.name} chooses it, or has an option for it: leave it out")
             # arguments of a model add up
-            fields[key] = f"{fields[key]},{value}" if key == "model_args" and key in fields else value
+            fields[key] = [*fields.get(key, ()), value] if key == "model_args" else literal(value)
         return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)

@@ -10,7 +10,6 @@ from functools import partial
 from itertools import combinations
 from typing import Any
 
-import pandas
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -18,7 +17,7 @@ from torch import nn
 from fused_lwlr import SGD, AdamW, Lion, gradinit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.comparison import COLUMNS, NOTE, against
-from fused_lwlr.papers.figures import bands
+from fused_lwlr.papers.figures import bands, mark_diverged
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, Value, cell, summary
@@ -141,9 +140,9 @@ def tables(
         paper: a column of figures.
         trains, level: a loss that shows that a training works, and another loss to compare it with, in words.
     """
-    of_labels, names = by_label(results), list(results.labels[0])
+    names = list(results.labels.iloc[0])
     grid = Grid({name: name for name in names}, outcome="loss")
-    scores, best = grid.scores(of_labels), grid.best(of_labels)
+    scores, best = grid.scores(results), grid.best(results)
 
     def rates_that_train(of: Any) -> str:
         arm = scores.loc[tuple(of[names].iloc[0])]
@@ -166,7 +165,7 @@ def tables(
             differences.append([*after, *differing, *against(ours, rival, "loss", "{:+.3f}", lower_is_better=True)])
     rates = [
         [*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in of.groupby("lr"))]
-        for arm, of in grid.arms(of_labels).items()
+        for arm, of in grid.arms(results).items()
     ]
     most, labels = max(map(len, rates)), len(names)
     return [
@@ -182,21 +181,8 @@ def tables(
     ]  # fmt: skip
 
 
-def by_label(results: Any) -> Any:
-    """Rates, seeds and losses of trainings, with a column for each label of their arms."""
-    labels = pandas.DataFrame(list(results.labels), index=results.index)
-    return labels.join(results[["lr", "seed", "val_loss", "loss"]].astype({"val_loss": float, "loss": float}))
-
-
 def draw(results: Any, *, diverged: float = DIVERGED, **options: Any) -> Figure:
     """The validation loss over the learning rate. Trainings that diverged are at the loss `diverged`."""
-    of = by_label(results)
-    of = of.assign(shown=of.val_loss.mask(of.loss.isna(), diverged))
+    of = results.assign(shown=results.val_loss.mask(results.loss.isna(), diverged))
     figure = bands(of, x="lr", y="shown", labels=("learning rate", "held-out loss"), free="x", **options)
-    for axes in figure.axes:
-        axes.set_ylim(None, diverged + 0.05)
-        axes.tick_params(axis="x", which="minor", labelbottom=False)
-        axes.axhline(diverged, color="0.5", linewidth=0.8, linestyle=":")
-        place: dict[str, Any] = {"va": "top", "transform": axes.get_yaxis_transform()}
-        axes.text(0.02, diverged - 0.02, "diverged", color="0.4", size="small", **place)
-    return figure
+    return mark_diverged(figure, diverged)

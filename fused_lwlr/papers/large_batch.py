@@ -1,9 +1,5 @@
-"""Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs and
-each at its best learning rate.
-
-Large batches take few steps. LARS (arXiv:1708.03888) and LAMB (arXiv:1904.00962) are for this setting. A Large Batch
-Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match them once all are tuned alike. LWLR has
-layer-wise rates too, which are measured once.
+"""Test accuracy over the size of a batch on Fashion-MNIST: LARS (arXiv:1708.03888) and LAMB (arXiv:1904.00962) against
+SGD and AdamW, at equal epochs and each at its best learning rate.
 """
 
 from typing import Any

@@ -1,8 +1,5 @@
 """How much AdamW multiplies the steps of each layer, with one rate and with layer-wise rates (Initializing the
 Layer-wise Learning Rate, Figure 8).
-
-AdamW divides by √v, where v is the moving average of squared gradients. In the paper these multipliers remain mostly
-unchanged with layer-wise rates, so that AdamW does not undo them.
 """
 
 from collections.abc import Callable

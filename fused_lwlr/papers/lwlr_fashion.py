@@ -1,7 +1,7 @@
 """A small ViT with SGD on Fashion-MNIST: one rate and layer-wise rates, each at its best learning rate (Initializing
 the Layer-wise Learning Rate, Table 1).
 
-A ViT with SGD is where the paper gains most. `GLYPHS` is the same on letters and digits.
+`GLYPHS` is the same on letters and digits.
 """
 
 from functools import partial

@@ -1,7 +1,5 @@
 """A small ResNet with SGD and AdamW, and a small ViT with AdamW, on Fashion-MNIST: one rate and layer-wise rates, each
 at its best learning rate (Initializing the Layer-wise Learning Rate, Table 1).
-
-These rows of the table are not in `lwlr-fashion`. The arms are the same, but a ResNet has no tokens to leave out.
 """
 
 from functools import partial

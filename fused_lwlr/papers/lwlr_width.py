@@ -1,8 +1,5 @@
 """Test accuracy of DavidNet over learning rates and widths, with one rate, μP and layer-wise rates (Initializing the
 Layer-wise Learning Rate, Figures 13 and 14).
-
-μP (Tensor Programs V) has multipliers and initial weights with which the best learning rate should not move with the
-width. In the paper layer-wise rates tolerate larger learning rates, but are slightly less accurate than both others.
 """
 
 from functools import partial

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from fused_lwlr import NormalizedGradientAdaptive, lwlr_init_, multipliers
-from fused_lwlr.papers.figures import bands
+from fused_lwlr.papers.figures import bands, mark_diverged
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, across, cell, said, summary
@@ -49,8 +49,8 @@ GRID = Grid({"method": "method", "size": "size"}, score="train_loss")
 
 LOW = 0.1
 """A training loss that a usable rate reaches; guessing among ten classes has 2.3."""
-TOP = 5.0
-"""Highest loss in the figure: some rates end at losses that would hide all others."""
+DIVERGED = 5.0
+"""Loss of diverged trainings in the picture."""
 PAPER = {
     "single": "76.80", "LWLR": "77.12", "depth-increasing": "76.91", "depth-decreasing": "76.39", "SGD-NG": "76.85",
     "LARC": "76.71", "AdamW": "76.40", "AdamW-LWLR": "76.67", "Adam-NG": "76.33", "LAMB": "76.43",
@@ -147,20 +147,12 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 
 def draw(results: Any) -> Figure:
-    """A panel for each method: loss over learning rate, a line for each size; a cross where a seed diverged."""
-    kept = results[results.groupby(["method", "size", "lr"]).train_loss.transform(lambda of: of.notna().all())]
-    methods, colors = results.method.unique(), {size: f"C{i}" for i, size in enumerate(results["size"].unique())}
+    """A panel for each method: loss over learning rate, a line for each size."""
     figure = bands(
-        kept, x="lr", y="train_loss", labels=("learning rate", "training loss"), log="xy", columns=3, hue="size",
-        palette=colors, marker=".", panel=("method",), col_order=list(methods), free="x",
+        results.fillna({"train_loss": DIVERGED}), x="lr", y="train_loss", labels=("learning rate", "training loss"),
+        log="xy", columns=3, hue="size", marker=".", panel=("method",), free="x",
     )  # fmt: skip
-    diverged = results.drop(kept.index)
-    for method, axes in zip(methods, figure.axes, strict=True):
-        of = diverged[diverged.method == method].drop_duplicates(["size", "lr"])
-        axes.scatter(of.lr, [TOP] * len(of), c=[colors[size] for size in of["size"]], marker="x", clip_on=False)
-        axes.set_ylim(None, TOP)
-        axes.tick_params(axis="x", which="minor", labelbottom=False)
-    return figure
+    return mark_diverged(figure, DIVERGED, room=3.0)
 
 
 STUDY = Study("methods", __doc__, jobs, tables, draw, grid=GRID, epochs=10)

@@ -10,6 +10,7 @@ from typing import Any
 from fused_lwlr.data import files
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table
+from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.environment import device_name, environment
 from fused_lwlr.training.processes import pick_device
 
@@ -37,11 +38,11 @@ class Store:
                 raise ValueError(f"{out / name} is not of a study, which has settings.json: choose another --out")
         # without results there is nothing to mix up: a mistyped option can be corrected
         if found is not None and any(self.jobs.glob("*.json")):
-            changed = _changed(found | {"device": settings.device, "seeds": settings.seeds}, asdict(settings))
+            changed = difference(found, asdict(settings), free=("device", "seeds"))
             if changed:
                 raise ValueError(
-                    f"{out} holds a run with other settings: {changed}; choose another folder (--out), or repeat its "
-                    "settings to continue it"
+                    f"{out} holds a run with other settings: {', '.join(changed)}; choose another folder (--out), or "
+                    "repeat its settings to continue it"
                 )
         self.jobs.mkdir(parents=True, exist_ok=True)
         write(path, asdict(settings))
@@ -67,12 +68,12 @@ class Store:
         found = _read(path)
         if found.keys() != RESULT:
             raise ValueError(f"{path} is not the result of a job: delete it to run the job again")
-        wanted = json.loads(json.dumps(job.parameters))
         # jobs may run on other devices
-        here = {"device": wanted["device"]} if "device" in wanted else {}
-        changed = _changed(found["parameters"] | here, wanted)
+        changed = difference(found["parameters"], job.parameters, free=("device",))
         if changed:
-            raise ValueError(f"{path} belongs to a job with other parameters: {changed}; choose another --out")
+            raise ValueError(
+                f"{path} belongs to a job with other parameters: {', '.join(changed)}; choose another folder (--out)"
+            )
         return found
 
     def finished(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -120,11 +121,6 @@ def write(path: Path, content: Any) -> None:
         TypeError: another value that JSON cannot express.
     """
     files.replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    names = [name for name in dict.fromkeys([*new, *old]) if old.get(name) != new.get(name)]
-    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names)
 
 
 def _read(path: Path) -> dict[str, Any]:

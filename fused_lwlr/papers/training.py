@@ -1,6 +1,5 @@
 """A training of a study: by a recipe, in memory, with the engine of `fused-lwlr train`."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_text
 from fused_lwlr.training.recipe_rules import ONLY, without_effect
 from fused_lwlr.training.records import Interval, Record, Validation
-from fused_lwlr.training.setup import literal, load_data
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 
@@ -61,13 +60,13 @@ class Trained:
         return {"train_loss": self.losses[-1], "test_accuracy": self.accuracies[-1], "val_loss": self.val_loss}
 
 
-def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
+def recipe_of(*, training: Mapping[str, Any] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
     """The recipe of a study's training: its own fields, and the fields of `--set`.
 
     Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`. Weight decay is the optimizer's default.
 
     Args:
-        training: fields by name, as text; they replace others, but `model_args` are added to the study's own.
+        training: fields by name; they replace others, but `model_args` are added to the study's own.
         warmup: fraction of the training in which rates rise; None if `fields` have `warmup_epochs`.
         fields: fields of the recipe; `epochs` or `steps` is one of them.
 
@@ -80,11 +79,10 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         # with `steps` only the fraction of `epochs` counts
         epochs = fields.get("epochs", 1.0)
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
-    asked = {name: literal(text) for name, text in (training or {}).items()}
+    asked = dict(training or {})
     if "model_args" in asked:
         # the last value of an argument counts
-        arguments = re.split(r",\s*(?=[A-Za-z_]\w*=)", (training or {})["model_args"])
-        asked["model_args"] = (*fields.get("model_args", ()), *arguments)
+        asked["model_args"] = (*fields.get("model_args", ()), *asked["model_args"])
         if "model" not in fields and not is_text(fields["data"]):
             del asked["model_args"]  # options are checked before the models of the study are known
     chosen = {**own, **fields, "deterministic": False, **asked}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.layer_options import slices_of
+from fused_lwlr.optim.layer_options import eta_of, slices_of
 from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.scaling.base import weights
 from fused_lwlr.statistics import StatisticsPass
@@ -49,21 +49,14 @@ class LayerProbe:
             self._found = stats.names, stats.elr, stats.trust_ratio
         names, *values = self._found
         elr, trust = torch.stack(values).tolist()
-        eta = self._multipliers()
-        params = [split_name(name)[0] for name in names]
-        weight = tuple(name in self._params and weights(name, self._params[name]) for name in params)
-        multiplier = tuple(eta.get(name, eta.get(param, 1.0)) for name, param in zip(names, params, strict=True))
-        return LayerValues(step, names, weight, tuple(elr), tuple(trust), multiplier)
-
-    def _multipliers(self) -> dict[str, float | None]:
-        """η by the name of a parameter, and of each slice if η differs among slices; the parameter then has None."""
-        names = {id(param): name for name, param in self._params.items()}
-        found: dict[str, float | None] = {}
-        for group in self._optimizer.param_groups:
-            for at, param in enumerate(group["params"]):
-                name = names.get(id(param), "")
-                for start, stop, options in slices_of(group, at):
-                    if stop is not None:
-                        found[name] = None
-                    found[name if stop is None else f"{name}[{start}:{stop}]"] = options.eta
-        return found
+        slices = {
+            id(param): slices_of(group, at)
+            for group in self._optimizer.param_groups
+            for at, param in enumerate(group["params"])
+        }
+        weight, multiplier = [], []
+        for name, start, stop in map(split_name, names):
+            param = self._params.get(name)
+            weight.append(param is not None and weights(name, param))
+            multiplier.append(eta_of(slices[id(param)], start, stop) if id(param) in slices else 1.0)
+        return LayerValues(step, names, tuple(weight), tuple(elr), tuple(trust), tuple(multiplier))

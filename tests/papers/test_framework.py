@@ -160,9 +160,9 @@ def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
 @pytest.mark.parametrize(
     ("first", "second", "changed"),
     [
-        ({"epochs": 5}, {"epochs": 6}, "epochs 5 -> 6"),
-        ({}, {"seeds": 3, "data": "photos"}, "data digits -> photos"),
-        ({}, {"quick": True}, "epochs 3 -> 1, quick False -> True"),
+        ({"epochs": 5}, {"epochs": 6}, "epochs: 5 -> 6"),
+        ({}, {"seeds": 3, "data": "photos"}, "data: digits -> photos"),
+        ({}, {"quick": True}, "epochs: 3 -> 1, quick: false -> true"),
     ],
 )
 def test_other_settings_are_refused(first, second, changed):
@@ -200,7 +200,7 @@ def test_a_study_goes_on_elsewhere():
     stored = json.loads(store.path(job).read_text())
     store.path(job).write_text(json.dumps({**stored, "parameters": {**stored["parameters"], "device": "cpu"}}))
     assert store.load(there) == store.load(here)
-    with pytest.raises(ValueError, match="x 10 -> 11"):
+    with pytest.raises(ValueError, match="x: 10 -> 11"):
         store.load(replace(there, form=job.name, parameters={**there.parameters, "x": 11}))
 
 
@@ -216,7 +216,7 @@ def test_fields_that_studies_choose_are_refused(given):
 
 def test_arguments_of_a_model_add_up():
     settings = find("elr-spread").settings(training=["model_args=a=1", "amp=bf16", "model_args=b=2"])
-    assert settings.training == {"model_args": "a=1,b=2", "amp": "bf16"}
+    assert settings.training == {"model_args": ["a=1", "b=2"], "amp": "bf16"}
 
 
 def test_the_average_is_no_result_of_a_training():
@@ -232,7 +232,7 @@ def test_the_average_is_no_result_of_a_training():
     [
         (
             {"name": "x=10-seed0", "parameters": {"x": 1, "seed": 0}, "values": {}, "seconds": 0, "environment": {}},
-            "x 1 -> 10",
+            "x: 1 -> 10",
         ),
         ({"name": "x=10-seed0"}, "is not the result of a job: delete it"),
         ("{", "is not JSON .*: delete it"),

@@ -60,7 +60,7 @@ def losses_of(model, text):
 def results_of(losses):
     """A data frame of two arms, "a" and "b": by arm and rate, (validation, test) losses of each seed."""
     rows = [
-        {"labels": {"start": arm}, "lr": lr, "seed": seed, "val_loss": val, "loss": test}
+        {"labels": {"start": arm}, "start": arm, "lr": lr, "seed": seed, "val_loss": val, "loss": test}
         for arm, of in losses.items() for lr, seeds in of.items() for seed, (val, test) in enumerate(seeds)
     ]  # fmt: skip
     return pandas.DataFrame(rows)
@@ -183,8 +183,9 @@ def test_a_translation_trains_below_the_least_loss_without_the_source():
     least = math.log(1000) / (sum(map(len, targets)) / 1000 + 1)
     assert abs(elr_translation.NO_SOURCE - least) < 0.001
     study, losses = find("elr-translation"), {0.1: [(0.29, 0.2)] * 2, 0.2: [(0.31, 0.3)] * 2}
-    best, _, _ = study.tables(study.settings(seeds=2), results_of({"a": losses}).assign(labels=2 * 2 * [
-        {"optimizer": "SGD", "setup": "neither", "warm-up": "no"}]))  # fmt: skip
+    labels = {"optimizer": "SGD", "setup": "neither", "warm-up": "no"}
+    results = results_of({"a": losses}).assign(labels=2 * 2 * [labels], **labels)
+    best, _, _ = study.tables(study.settings(seeds=2), results)
     found = dict(zip(best.columns, best.rows[0], strict=True))
     assert (found["rates that train"], found["paper: perplexity"]) == ("1 of 2", "1.385")
 

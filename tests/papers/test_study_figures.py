@@ -17,7 +17,7 @@ def test_panels_are_in_two_columns(count, rows, width):
     assert sum(each.axison for each in figure.axes) == count
 
 
-def test_a_cross_marks_rates_at_which_a_seed_diverged():
+def test_a_line_marks_losses_of_perceptrons_that_diverged():
     losses = {("2x32", 0.1): (0.5, 0.6), ("2x32", 1.0): (0.5, math.nan), ("2x64", 0.1): (0.2, 0.3)}
     rows = [
         {"method": method, "size": size, "lr": lr, "train_loss": loss}
@@ -26,14 +26,17 @@ def test_a_cross_marks_rates_at_which_a_seed_diverged():
         for loss in (of_seeds if method == "single" else (0.4, 0.5))
     ]
     figure = methods.draw(pandas.DataFrame(rows))
-    crosses = {axes.get_title(): axes.collections[-1].get_offsets().tolist() for axes in figure.axes}
-    assert crosses == {"single": [[1.0, methods.TOP]], "LARS": []}
+    level = methods.DIVERGED
+    drawn = {axes.get_title(): [list(line.get_ydata()) for line in axes.lines] for axes in figure.axes}
+    assert drawn["single"][0] == pytest.approx([0.55, (0.5 + level) / 2])
+    assert drawn["LARS"][0] == pytest.approx([0.45, 0.45])
+    assert all(lines[-1] == [level, level] for lines in drawn.values())
     assert figure.get_size_inches()[0] == WIDTH
 
 
 def test_a_line_marks_the_losses_of_trainings_that_diverged():
     rows = [
-        {"labels": {"task": "SGD", "arm": "plain"}, "lr": lr, "seed": 0, "loss": loss, "val_loss": loss}
+        {"task": "SGD", "arm": "plain", "lr": lr, "seed": 0, "loss": loss, "val_loss": loss}
         for lr, loss in ((0.1, 2.0), (1.0, math.nan))
     ]
     (axes,) = language.draw(pandas.DataFrame(rows), panel=("task",), hue="arm", palette={"plain": "C0"}).axes

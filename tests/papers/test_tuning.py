@@ -118,7 +118,7 @@ def test_more_seeds_at_the_chosen_rate_do_not_change_the_choice():
 
 def test_arguments_of_the_model_are_added_to_the_ones_of_the_study():
     """The last width counts; options without a model of the study are checked without them."""
-    given = {"model_args": "width=16,dropout=0.1"}
+    given = {"model_args": ["width=16", "dropout=0.1"]}
     text = recipe_of(
         training=given, model="gpt2", model_args=["width=32", "layernorm=every"], steps=3, data="python-docs"
     )
@@ -126,7 +126,7 @@ def test_arguments_of_the_model_are_added_to_the_ones_of_the_study():
     model = new_model(text, classes=7, context=64)
     assert model.blocks[0].fc1.in_features == 16
     assert model.blocks[0].dropout.p == 0.1
-    timm = {"training": {"model_args": "drop_path_rate=0.1"}, "data": "photos", "epochs": 1}
+    timm = {"training": {"model_args": ["drop_path_rate=0.1"]}, "data": "photos", "epochs": 1}
     assert recipe_of(**timm).model_args == ()
     assert recipe_of(model="timm:resnet18", **timm).model_args == ("drop_path_rate=0.1",)
     with pytest.raises(ValueError, match="--model-args is for models of timm"):

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.layers import Layer, named_layers, split_name
+from fused_lwlr.layers import named_layers, split_name
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.layer_options import Entry, slices_of
+from fused_lwlr.optim.layer_options import eta_of, slices_of
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.statistics import StatisticsPass
@@ -167,10 +167,9 @@ class ELRRecorder:
         for group in optimizer.param_groups:
             for at, param in enumerate(group["params"]):
                 found[id(param)] = float(group["lr"]), slices_of(group, at)
-        return [_rate(layer, *found.get(id(layer.param), (np.nan, ()))) for layer in self.layers]
-
-
-def _rate(layer: Layer, lr: float, entry: Entry) -> float:
-    same = (own for start, stop, own in entry if stop is None or (start, stop) == (layer.start, layer.stop))
-    options = next(same, None)
-    return np.nan if options is None else lr * options.eta
+        rates = []
+        for layer in self.layers:
+            lr, entry = found.get(id(layer.param), (np.nan, ()))
+            eta = eta_of(entry, layer.start, layer.stop)
+            rates.append(np.nan if eta is None else lr * eta)
+        return rates

@@ -153,24 +153,19 @@ def gradinit_(
     return result
 
 
+@dataclass
 class _Problem:
     """Eq. 1: a step of the optimizer, the constraint on its gradient, and derivatives of both."""
 
-    def __init__(
-        self,
-        network: Network,
-        optimizer: Target,
-        lr: float,
-        gamma: float,
-        relative: bool,
-        normalize: Mode | Literal[False],
-        penalty: float | None,
-    ) -> None:
-        self.network, self.optimizer, self.lr, self.normalize = network, optimizer, lr, normalize
-        # relative to the norm, until the first step measures that
-        self.gamma, self.relative = gamma, relative
-        self.penalty = penalty
-        self.taken = 0
+    network: Network
+    optimizer: Target
+    lr: float
+    gamma: float
+    relative: bool
+    """Whether γ is a multiple of the norm; the first step, which measures the norm, makes it absolute."""
+    normalize: Mode | Literal[False]
+    penalty: float | None
+    taken: int = 0
 
     def step(self, params: Params, stream: Minibatches) -> tuple[GradInitStep, list[float | None]]:
         """Lines 4 to 11, and the derivative with respect to every scale."""

@@ -53,13 +53,13 @@ def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
 def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind | None:
     if isinstance(module, nn.PReLU):
         return "other"
+    if name.endswith(("bias", "biases")) or name.startswith("bias") or _is_token(module, module_name, name):
+        return "bias"
     if isinstance(module, EMBEDDINGS) and name == "weight":
-        return "bias" if _POSITIONS.search(module_name) else "weight"
+        return "weight"
     if name == "weight_g":
         # torch.nn.utils.weight_norm keeps the norms of another parameter here
         return None
-    if name.endswith(("bias", "biases")) or name.startswith("bias") or _TOKENS.search(name) or _POSITIONS.search(name):
-        return "bias"
     vector = param.numel() == max(param.shape, default=1)
     if is_norm(module) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
         return "scale"
@@ -68,18 +68,22 @@ def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind
     return None
 
 
+def _is_token(module: nn.Module, module_name: str, name: str) -> bool:
+    """Whether a parameter is a class token, a position embedding or a table of relative positions."""
+    if isinstance(module, EMBEDDINGS) and name == "weight":
+        return _POSITIONS.search(module_name) is not None
+    return (_TOKENS.search(name) or _POSITIONS.search(name)) is not None
+
+
 def zero_tokens(model: nn.Module) -> tuple[str, ...]:
     """The names of class tokens, position embeddings and tables of relative positions whose elements are all zero."""
-    parameters = dict(model.named_parameters())
-    names = {id(param): name for name, param in parameters.items()}
-    found = set()
-    for path, module in model.named_modules():
-        for name, param in module.named_parameters(recurse=False):
-            embedding = isinstance(module, EMBEDDINGS) and name == "weight"
-            called = path.rpartition(".")[2] if embedding else name
-            if _POSITIONS.search(called) or (_TOKENS.search(called) and not embedding):
-                found.add(names[id(param)])
-    return tuple(name for name in parameters if name in found and not parameters[name].detach().any())
+    tokens = {
+        id(param)
+        for path, module in model.named_modules()
+        for name, param in module.named_parameters(recurse=False)
+        if _is_token(module, path.rpartition(".")[2], name)
+    }
+    return tuple(name for name, param in model.named_parameters() if id(param) in tokens and not param.detach().any())
 
 
 def fan_out(module: nn.Module, weight: Tensor) -> int:
