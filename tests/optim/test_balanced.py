@@ -1,7 +1,6 @@
 """BalancedLR: rates by the norms of all layers, against torch.optim with a group and a rate for each layer."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -36,24 +35,6 @@ def set_rates(optimizer, lr, members=WEIGHTS):
 
 def torch_of(name, named, **options):
     return TORCH[name]([{"params": [param]} for _, param in named], foreach=False, **options)
-
-
-@every_backend
-def test_of_two_layers_it_is_the_paper(backend, device):
-    """η₁ = 2 ‖W₂‖ / (‖W₁‖ + ‖W₂‖) · lr, and η₂ with ‖W₁‖; without momentum and decay the step shows the rate."""
-    named = parameters([(5, 4), (4, 7)], torch.float32, device)
-    named[0][1].data.mul_(3)
-    (_, one), (_, two) = named
-    lr = 0.1
-    optimizer = OURS["sgd"](named, lr=lr, scaling=BalancedLR(), backend=backend)
-    for _ in range(STEPS):
-        gradients(named)
-        n1, n2 = one.detach().norm().item(), two.detach().norm().item()
-        before = one.detach().clone(), two.detach().clone()
-        optimizer.step()
-        rates = [((w - p.detach()).norm() / p.grad.norm()).item() for w, (_, p) in zip(before, named, strict=True)]
-        assert rates == pytest.approx([2 * n2 / (n1 + n2) * lr, 2 * n1 / (n1 + n2) * lr], rel=1e-4)
-        assert sum(rates) == pytest.approx(2 * lr, rel=1e-4)
 
 
 class Tripled(BalancedLR):
@@ -208,53 +189,6 @@ def test_one_more_launch_that_reads_the_weights(name, device):
     plain = OURS[name](expected, backend="triton", **OPTIONS[name])
     _, size, _ = cost(plain, expected)
     assert numbers == [(2, size + 4, 0)] * 3
-
-
-def test_weights_that_were_changed_are_measured_again(device):
-    named = layers(device)
-    expected = twin(named)
-    ours = OURS["adamw"](named, lr=0.1, scaling=BalancedLR(), backend="triton")
-    other = OURS["adamw"](expected, lr=0.1, scaling=BalancedLR(), backend="torch")
-    for _ in range(3):
-        train((ours, other), (named, expected), 1)
-        with torch.no_grad():
-            for pairs in (named, expected):
-                pairs[0][1].mul_(7)
-    compare_weights(close, named, expected, 40)
-
-
-@pytest.mark.parametrize("relu", [False, True], ids=["linear", "ReLU"])
-def test_asymmetric_then_balanced(relu, device):
-    """The rates of two layers with unequal norms differ at first and become equal as the norms do."""
-
-    def trained(scaling):
-        torch.manual_seed(3)
-        width, samples = 12, 64
-        square = torch.empty(width, width, device=device)
-        one, two, teacher = (torch.nn.init.orthogonal_(square.clone()) * scale for scale in (2.0, 0.5, 6.0))
-        inputs = torch.randn(samples, width, device=device) if relu else None
-        weights = [torch.nn.Parameter(one), torch.nn.Parameter(two)]
-        optimizer = OURS["sgd"](weights, lr=0.02, scaling=scaling)
-        ratios, losses = [], []
-        for _ in range(60):
-            one, two = weights
-            apart = one @ two - teacher if inputs is None else torch.relu(inputs @ one) @ two - inputs @ teacher
-            loss = apart.square().sum() / (2 if inputs is None else 2 * samples)
-            optimizer.zero_grad()
-            loss.backward()
-            ratios.append((two.detach().norm() / one.detach().norm()).item())
-            losses.append(loss.item())
-            optimizer.step()
-        return ratios, losses
-
-    ratios, losses = trained(BalancedLR())
-    plain_ratios, plain_losses = trained(None)
-    # the ratio of the norms equals the ratio of the rates
-    assert ratios[0] == pytest.approx(1 / 4, rel=1e-5)
-    assert all(later > sooner - 1e-4 for sooner, later in pairwise(ratios))
-    # closer than with one rate for both, but not equal
-    assert plain_ratios[-1] + 0.05 < ratios[-1] < 0.95
-    assert losses[10] < plain_losses[10]
 
 
 def test_layer_stats_names_the_alternative(device):

@@ -96,27 +96,6 @@ def min_float(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@every_backend
-def test_it_differs_from_torchs_placement_while_the_rate_moves(backend, device):
-    """At a constant rate both agree up to rounding; when the rate changes, torch's buffer times the rate differs."""
-    for rates, alike in (([0.1] * 5, True), ([0.1, 0.2, 0.4, 0.2, 0.1], False)):
-        named = parameters(SHAPES[:3], torch.float32, device)
-        other = copy.deepcopy(named)
-        ours = SGD(named, **NUMBERS, backend=backend)
-        theirs = torch.optim.SGD([p for _, p in other], lr=0.1, momentum=0.9, weight_decay=0.05)
-        for lr in rates:
-            for (_, p), (_, q) in zip(named, other, strict=True):
-                p.grad = uniform(p.shape, p.dtype, device)
-                q.grad = p.grad.clone()
-            ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = lr
-            ours.step(), theirs.step()
-        gap = max((p - q).abs().max().item() for (_, p), (_, q) in zip(named, other, strict=True))
-        assert (gap < 1e-5) == alike
-        buffers = [ours.state[p]["momentum_buffer"] / 0.1 - theirs.state[q]["momentum_buffer"]
-                   for (_, p), (_, q) in zip(named, other, strict=True)]  # fmt: skip
-        assert (max(b.abs().max().item() for b in buffers) < 1e-5) == alike
-
-
 def trained(named, optimizer, steps):
     for step in steps:
         generator = torch.Generator().manual_seed(step)

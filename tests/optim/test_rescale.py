@@ -15,8 +15,8 @@ from fused_lwlr.kernels import triton
 from fused_lwlr.models.small import ResNet
 
 BATCH = 8
-# in float64, and the precision that float32 rounding over some layers leaves
-DOUBLE, SINGLE = 1e-9, 2e-3
+DOUBLE = 1e-9
+"""Tolerance in float64."""
 
 
 class Biased(nn.Module):
@@ -107,26 +107,6 @@ def test_the_function_is_that_of_the_step_without(name, options):
         check = close if "clip_global_norm" in options else same
         check(model.head.weight, twin.head.weight)
         check(model.head.bias, twin.head.bias)
-
-
-@pytest.mark.long
-def test_resnet18_of_timm(timm):
-    """In single precision and with its own eps, weights of norm 1 where they were up to 70."""
-    model = timm.create_model("resnet18", num_classes=10, in_chans=1, zero_init_last=False)
-    batch = torch.randn(BATCH, 1, 32, 32), torch.randint(10, (BATCH,))
-    found = fused_lwlr.scale_invariant(model, batch, functional.cross_entropy)
-    assert len(found) == 20
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.eps = 1e-12
-    options = {"lr": 0.1, "momentum": 0.9, "scaling": fused_lwlr.ELR(0.1)}
-    optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, **options)
-    for _ in range(4):
-        backward(model, batch, optimizer)
-        twin = without_rescaling(model, optimizer, **options)
-        optimizer.step()
-        same_function(model, outputs(twin, batch[0]), batch[0], SINGLE)
-    assert max(weight.norm() for weight in found.weights) < 1.1
 
 
 @pytest.mark.long

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import every_backend, every_case
 from own_scalings import Aligned, AtLeast, Six
 from pairs import twin_parameters
 from papers import Paper
 from steps import OURS, gradients, parameters, train
 from tolerances import close
 
-from fused_lwlr import ELR, LAMB, LARS, kernels
+from fused_lwlr import kernels
 from fused_lwlr.kernels.formula import divide
 from fused_lwlr.kernels.formula import maximum as most
 from fused_lwlr.kernels.formula import minimum as least
@@ -135,15 +135,6 @@ def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
             else:
                 result = w - lr * s * d
             close(p.detach(), result.float(), 2)
-
-
-@every_name
-@pytest.mark.parametrize(("scaling", "constrained"), [(Half(), (True, False)), (Mixed(1.0), (True, True))])
-def test_its_selection_is_the_default_or_its_own(name, scaling, constrained, device):
-    named = parameters([(3, 7), (41,)], torch.float32, device)
-    ours = OURS[name](named, lr=0.1, scaling=scaling, backend="torch")
-    train((ours,), (named,), 1)
-    assert ours.layer_stats().constrained == constrained
 
 
 STATISTICS = {
@@ -395,12 +386,3 @@ def test_a_number_outside_of_a_formula_may_change_between_optimizers(backend, de
         gradients(named)
         ours.step()
         assert ours.layer_stats().trust_ratio.item() == trust
-
-
-def test_rows_mark_the_scaled_layers(device):
-    """A backend gets a formula, a target and numbers."""
-    scale = LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0).scale(OURS["adamw"].rule)
-    assert isinstance(scale, kernels.Scale)
-    assert scale[1:] == ("direction", {"min_norm": 0.5, "max_norm": 2.0, "max_ratio": 3.0}, None)
-    assert [LARS().scale(OURS[name].rule).target for name in OURS] == ["decayed", "gradient"]
-    assert [ELR(1.0).scale(OURS[name].rule).target for name in OURS] == ["gradient", "direction"]

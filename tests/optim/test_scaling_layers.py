@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from cases import ALL, FORMULAS, VARIANTS, every_case, every_name
+from cases import FORMULAS, VARIANTS, every_case
 from pairs import twin_parameters
-from steps import OPTIONS, OURS, SHAPES, compare, gradients, parameters, train, twin
+from steps import OPTIONS, OURS, SHAPES, compare, gradients, parameters, train
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr import ELR, LARS
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,6 @@ def test_complex_is_pairs_of_reals(name, backend, dtype, device):
 
 
 @every_case
-def test_single_tensor(name, backend, device):
-    for shape in ((1, 1), ()):
-        named, expected = twin_parameters([shape], torch.float32, device)
-        scaling = LAMB(**ALL)
-        a, b = (
-            OURS[name](t, **OPTIONS[name], scaling=scaling, backend=k)
-            for t, k in ((named, backend), (expected, "torch"))
-        )
-        train((a, b), (named, expected), 2)
-        compare(partial(close, steps=2), a, b, named, expected)
-
-
-@every_case
 def test_nothing_but_empty_tensors(name, backend, device):
     named = parameters([(0, 3), (0,)], torch.float32, device)
     optimizer = OURS[name](named, **OPTIONS[name], scaling=ELR(0.1), clip_global_norm=1.0, backend=backend)
@@ -97,24 +84,3 @@ def test_nothing_but_empty_tensors(name, backend, device):
     stats = optimizer.layer_stats()
     assert stats.grad_norm.tolist() == [0, 0]
     assert stats.trust_ratio.tolist() == [1, 1]
-
-
-@pytest.mark.long
-@every_name
-def test_thousands_of_tensors(name, device):
-    """Each tensor steps as in an optimizer of this tensor alone; checked for a few tensors."""
-    named = parameters([(2, 2)] * 3000, torch.float32, device)
-    picked = range(0, 3000, 500)
-    expected = twin([named[i] for i in picked])
-    options = {**OPTIONS[name], "scaling": LARS(), "backend": "torch"}
-    ours = OURS[name](named, **options)
-    others = [OURS[name]([pair], **options) for pair in expected]
-    for _ in range(2):
-        gradients(named)
-        for (_, q), i in zip(expected, picked, strict=True):
-            q.grad = named[i][1].grad.clone()
-        ours.step()
-        for other in others:
-            other.step()
-    for (_, q), i in zip(expected, picked, strict=True):
-        same(named[i][1].detach(), q.detach())

@@ -11,10 +11,11 @@ from pairs import twin_parameters
 from steps import OPTIONS, OURS, compare, gradients, parameters, twin
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, ClipByLayer, NormalizedGradient
+from fused_lwlr import ELR, LAMB, ClipByLayer, NormalizedGradient, UpdateFloor
 
 # the factor of zero weights and of zero gradients is 1, except where a direction is left, or φ has a lower bound
-ZEROS = [*(replace(s, **ALL) for s in SCALINGS), LAMB(min_norm=0.5, **ALL), ELR(0.1, eps=0.0, **ALL)]
+ZEROS = [*(replace(s, **ALL) for s in SCALINGS), LAMB(min_norm=0.5, **ALL), ELR(0.1, eps=0.0, **ALL),
+         UpdateFloor(0.35, 0.5, **ALL)]  # fmt: skip
 every_zero = pytest.mark.parametrize("scaling", ZEROS, ids=name_of)
 
 
@@ -46,7 +47,10 @@ def test_zeros(name, scaling, weight, gradient, weight_decay, device):
         assert p.isfinite().all()
         if not (moves or (clipped and gradient)):
             same(p.detach(), q.detach())
-    assert ours.layer_stats().trust_ratio.isfinite().all()
+    factors = ours.layer_stats().trust_ratio
+    assert factors.isfinite().all()
+    if isinstance(scaling, UpdateFloor) and not moves:
+        assert (factors == 1).all()
 
 
 @pytest.mark.parametrize(
