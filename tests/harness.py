@@ -47,7 +47,6 @@ def options_of(name, desc):
 
 
 INPUTS = [(name, desc) for name in OURS for desc in _INPUTS[name]]
-every_input = pytest.mark.parametrize(("name", "desc"), INPUTS)
 every_input_and_backend = pytest.mark.parametrize(
     ("name", "desc", "backend"), [(*entry, backend) for entry in INPUTS for backend in BACKENDS]
 )

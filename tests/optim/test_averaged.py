@@ -7,7 +7,6 @@ import torch
 from cases import ALL, every_name
 from steps import OPTIONS, OURS, compare, gradients, identical, parameters, saved, snapshot, train, twin
 from tolerances import same
-from torch import nn
 
 from fused_lwlr import ELR, LAMB
 
@@ -107,29 +106,6 @@ def test_no_averages(name, ema, steps, message, device):
         pass
     # the failed call changed nothing
     train((ours,), (named,), 1)
-
-
-def test_an_evaluation(device):
-    """A model with running statistics, which averaging leaves alone, and a checkpoint of the averaged weights."""
-    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).to(device)
-    ours = OURS["sgd"](model.named_parameters(), lr=0.1, ema=0.5)
-    for _ in range(3):
-        ours.zero_grad()
-        model(torch.rand(8, 4, device=device)).square().mean().backward()
-        ours.step()
-    other = deepcopy(model)
-    with torch.no_grad():
-        for p, q in zip(model.parameters(), other.parameters(), strict=True):
-            q.copy_(ours.state[p]["ema"])
-    x = torch.rand(8, 4, device=device)
-    model.eval(), other.eval()
-    trained_output = model(x)
-    with ours.averaged():
-        same(model(x), other(x))
-        checkpoint = saved(model.state_dict())
-    same(model(x), trained_output)
-    assert identical(checkpoint, other.state_dict())
-    assert not torch.equal(trained_output, other(x))
 
 
 @every_name

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import every_case, every_name
 from pairs import beside_torch
-from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, singly, train, twin, uniform
+from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, train, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import LARS
@@ -63,29 +63,6 @@ def test_into_torch_in_mid_training(name, options, flags, device):
     for _ in range(3):
         train(others, (named, expected), 1)
         compare(same, *others, named, expected)
-
-
-@every_case
-def test_into_torch_and_back(name, backend, device):
-    pairs = [pair(name, device, shapes=[(6, 5), (), (1030,), (0,)], backend=backend) for _ in range(2)]
-    (ours, torchs, named, expected), (other, others, mine, theirs) = pairs
-    check = same if backend == "torch" else partial(close, steps=15)
-    train((ours, torchs), (named, expected), 5)
-    # each optimizer continues with the state of the other one
-    dicts = saved(ours.state_dict()), saved(torchs.state_dict())
-    ours.load_state_dict(dicts[1])
-    torchs.load_state_dict(dicts[0])
-    singly(torchs)
-    train((ours, torchs), (named, expected), 5)
-    compare(check, ours, torchs, named, expected)
-    # and so does one that has not stepped
-    for (_, p), (_, q) in zip((*mine, *theirs), (*named, *expected), strict=True):
-        p.data.copy_(q.data)
-    other.load_state_dict(saved(torchs.state_dict()))
-    others.load_state_dict(saved(ours.state_dict()))
-    singly(others)
-    train((other, others), (mine, theirs), 5)
-    compare(check, other, others, mine, theirs)
 
 
 @pytest.mark.parametrize("flag", ["fused", "foreach", "capturable", "differentiable"])

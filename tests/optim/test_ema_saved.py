@@ -19,8 +19,6 @@ from steps import (
 from tolerances import same
 
 SHAPES = [(6, 5), ()]
-BF16 = {"dtype": torch.bfloat16}
-KINDS = {"float32": {}, "bfloat16": BF16, "exact": {"master_weights": True, **BF16}}
 
 
 def ours_of(name, named, backend="torch", **more):

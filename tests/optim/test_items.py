@@ -94,13 +94,6 @@ def test_updates_are_far_behind_the_norms_of_their_row(name, step):
     assert numel[(begin - last < programs // 2) & enough].sum() <= 0.05 * numel.sum()
 
 
-def test_a_single_row_waits():
-    """There is no other work."""
-    row, kind, *_ = items_of([2**28], 4)
-    _, last, begin, _ = places(row, kind, 1)
-    assert begin == last + 1
-
-
 def test_many_tiles_and_rows_for_the_slots(device, monkeypatch):
     """Partials, and step counts, that are read in more than one go."""
     change_sizes(monkeypatch, queue_slots=2)

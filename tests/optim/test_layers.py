@@ -1,6 +1,5 @@
 """`layers=`: the options of a layer act like a separate param group with these options."""
 
-import json
 import math
 import pickle
 from functools import partial
@@ -17,7 +16,6 @@ from tolerances import close, same
 import fused_lwlr
 from fused_lwlr import ELR, LAMB, BalancedLR
 from fused_lwlr.kernels import triton
-from fused_lwlr.kernels.triton.step import columns_of
 
 PLAIN = {**TORCH, "lion": PlainLion}
 OWN = {
@@ -325,17 +323,6 @@ def test_groups_are_edited(backend, device):
         ours.step()
 
 
-def test_many_options_are_few_rows(device):
-    """Layers with the same options share a row, also if their rates differ."""
-    named = parameters([(3,)] * 30, torch.float32, device)
-    layers = {key: {"lr": i + 1.0, "weight_decay": float(i % 3)} for i, (key, _) in enumerate(named)}
-    ours = fused_lwlr.AdamW(named, layers=layers, backend="triton")
-    train((ours,), (named,), 2)
-    (part,) = ours._last_plans[0].plans
-    assert part.table.device_tables[columns_of(ours.rule)].hyper_shape[0] == 3
-    assert sorted(set(part.table.hyper_row)) == [0, 1, 2]
-
-
 @every_backend
 @every_rule
 def test_the_constructor_wins_unless_the_state_dict_has_layers(name, backend, device):
@@ -347,16 +334,6 @@ def test_the_constructor_wins_unless_the_state_dict_has_layers(name, backend, de
         ours = ALL[name](named, lr=0.1, layers={"p0": 0.5}, backend=backend)
         ours.load_state_dict(state_dict)
         assert ours.layers()["p0"]["lr"] == pytest.approx(0.1 * eta)
-
-
-@every_rule
-def test_json_round_trip(name, device):
-    """Plain data, in which tuples are lists."""
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ALL[name](named, **OPTIONS[name], layers=[layers_of(name, named), {"p0[1:3]": 0.25}])
-    again = ALL[name](named, **OPTIONS[name])
-    again.load_state_dict(json.loads(json.dumps(ours.state_dict())))
-    assert again.layers() == ours.layers()
 
 
 @every_backend

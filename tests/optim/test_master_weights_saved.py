@@ -8,7 +8,6 @@ from tolerances import same
 from torch import nn
 
 SHAPES = [(6, 5), ()]
-every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
 def ours_of(name, named, backend, **more):

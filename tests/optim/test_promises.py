@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import every_backend, every_case
 from pairs import beside_torch
 from steps import OPTIONS, OURS, compare, gradients, parameters, train
 from tolerances import close
@@ -74,21 +74,6 @@ def test_multipliers_are_edited(name, backend, device):
         ours.step()
         after = [named[0][1], named[1][1][:2], named[1][1][2:]]
         assert [not torch.equal(a, b) for a, b in zip(before, after, strict=True)] == moves
-
-
-@every_name
-def test_model_becomes_double(name, device):
-    ours, torchs, named, expected = beside_torch(name, SHAPES, device)
-    train((ours,), (named,), 2)
-    for _, p in named:
-        p.data, p.grad = p.data.double(), p.grad.double()
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        q.data = p.data.clone()
-    ours.load_state_dict(ours.state_dict())
-    torchs.load_state_dict(ours.state_dict())
-    ours.load_state_dict(ours.state_dict())
-    train((ours, torchs), (named, expected), 3)
-    compare(lambda a, b: close(a, b, steps=3), ours, torchs, named, expected)
 
 
 @pytest.mark.parametrize("fails", [False, True])

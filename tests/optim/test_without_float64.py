@@ -48,37 +48,22 @@ def run(name, dtype=torch.float32, scaler=False, **options):
     )
 
 
-WORK = [
-    {}, {"layers": {"p0": {"lr": 2.0, "weight_decay": 0}}}, {"ema": 0.9}, {"clip_global_norm": 1.0},
+OPTIONS_OF_STEPS = [
+    {}, {"layers": {"p0": {"lr": 2.0, "weight_decay": 0}}}, {"ema": 0.9}, {"clip_global_norm": 1.0}, {"scaler": True},
     {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "master_weights": True},
-]  # fmt: skip
-COUNT_ON_DEVICE = [
+    *({"scaling": scaling} for scaling in SCALINGS),
+    # counted on the device
     {"nonfinite": "skip"}, {"nonfinite": "raise"}, {"capturable": True},
     {"dtype": torch.bfloat16, "stochastic_rounding": True},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", WORK, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize(
+    "options", OPTIONS_OF_STEPS, ids=lambda options: "-".join([*options, *map(name_of, options.values())]) or "plain"
+)
 @pytest.mark.parametrize("name", ALL)
 def test_steps(name, options):
     run(name, **options)
-
-
-@pytest.mark.parametrize("scaling", SCALINGS, ids=name_of)
-@pytest.mark.parametrize("name", ALL)
-def test_scalings(name, scaling):
-    run(name, scaling=scaling)
-
-
-@pytest.mark.parametrize("options", COUNT_ON_DEVICE, ids=lambda options: list(options)[-1])
-@pytest.mark.parametrize("name", ALL)
-def test_steps_that_the_device_counts(name, options):
-    run(name, **options)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_grad_scaler(name):
-    run(name, scaler=True)
 
 
 def test_statistics():
