@@ -136,18 +136,6 @@ def test_load_state_dict_pre_hook_changes_the_dict(pair):
 
 
 @every_case
-def test_a_pre_hook_unpacks_an_envelope(pair):
-    """A hook may unpack a state dict from an envelope before it is checked."""
-    ours, torchs, named, expected = pair
-    train((ours, torchs), (named, expected), 2)
-    for optimizer in (ours, torchs):
-        optimizer.register_load_state_dict_pre_hook(lambda _, envelope: envelope["optimizer"])
-        optimizer.load_state_dict({"optimizer": deepcopy(optimizer.state_dict()), "epoch": 3})
-    train((ours, torchs), (named, expected), 2)
-    compare(partial(close, steps=4), *pair)
-
-
-@every_case
 def test_multipliers_are_checked_as_the_pre_hooks_leave_them(name, backend):
     named = parameters([(6, 5), (4,)], torch.float32, DEVICE)
     ours = OURS[name](named, **OPTIONS[name], layers={"p0": 0.5}, backend=backend)

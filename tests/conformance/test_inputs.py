@@ -1,7 +1,6 @@
 """Every optimizer input of torch's test suite, against torch.optim's single-tensor path and against its definition."""
 
 from copy import deepcopy
-from functools import partial
 
 import pytest
 import torch
@@ -31,20 +30,6 @@ def test_twenty_steps(name, desc, backend):
     compare(check_of(name, desc, backend, STEPS), *optimizers, named, expected)
 
 
-@pytest.mark.parametrize(("name", "desc"), INPUTS)
-def test_twenty_steps_of_double(name, desc):
-    named = parameters(SHAPES, torch.float64, DEVICE)
-    expected = twin(named)
-    optimizers = pair_of(name, desc, named, expected, "torch")
-    train(optimizers, (named, expected), STEPS)
-    check = check_of(name, desc, "torch", STEPS)
-    if check is not same:
-        # torch makes numbers that are tensors float32, for parameters of any dtype
-        single = torch.finfo(torch.float32).eps
-        check = partial(torch.testing.assert_close, rtol=2 * single, atol=4 * single * STEPS)
-    compare(check, *optimizers, named, expected)
-
-
 @pytest.mark.parametrize(
     ("name", "desc", "backend", "dtype"),
     [(*entry, "torch", dtype) for entry in INPUTS for dtype in (torch.complex64, torch.complex128)]
@@ -67,18 +52,6 @@ def test_complex_is_pairs_of_reals(name, desc, backend, dtype):
             same((torch.view_as_real(p) if p.is_complex() else p).detach(), q.detach())
             for key, value in ours.state.get(p, {}).items():
                 same(torch.view_as_real(value) if value.is_complex() else value, reals.state[q][key])
-
-
-@every_input_and_backend
-def test_goes_in_the_right_direction(name, desc, backend):
-    problem = Regression()
-    optimizer = ours_of(name, problem.named, backend, **options_of(name, desc))
-    closure = problem.closure(optimizer)
-    first = closure().item()
-    losses = [optimizer.step(closure).item() for _ in range(4)]
-    assert losses[0] == first
-    last = closure().item()
-    assert last > first if options_of(name, desc).get("maximize") else last < first
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
@@ -122,27 +95,13 @@ def test_no_gradient_no_step(name, desc, backend):
 
 
 @every_input_and_backend
-def test_gradients_of_zero(name, desc, backend):
-    """Without decay nothing changes; with it, state and parameters equal torch's."""
-    named = parameters([(10, 5), (10,)], torch.float32, DEVICE)
-    expected, start = twin(named), twin(named)
-    optimizers = pair_of(name, desc, named, expected, backend)
-    for _ in range(2):
-        for _, p in (*named, *expected):
-            p.grad = torch.zeros_like(p)
-        for optimizer in optimizers:
-            optimizer.step()
-    compare(check_of(name, desc, backend, 2), *optimizers, named, expected)
-    if not optimizers[0].param_groups[0]["weight_decay"]:
-        for (_, p), (_, q) in zip(named, start, strict=True):
-            same(p.detach(), q.detach())
-
-
-@every_input_and_backend
 def test_gradients_of_nothing(name, desc, backend):
-    """An embedding in which only the padding was looked up, and a parameter without elements."""
+    """An embedding in which only the padding was looked up, and a parameter without elements.
+
+    Without decay nothing changes; with it, state and parameters equal torch's.
+    """
     named = parameters([(5, 1), (0, 4)], torch.float32, DEVICE)
-    expected = twin(named)
+    expected, start = twin(named), named[0][1].detach().clone()
     optimizers = pair_of(name, desc, named, expected, backend)
     lookup = torch.zeros((2, 2), dtype=torch.long, device=DEVICE)
     for _ in range(2):
@@ -153,6 +112,8 @@ def test_gradients_of_nothing(name, desc, backend):
             assert nothing.grad.shape == (0, 4)
             optimizer.step()
     compare(check_of(name, desc, backend, 2), *optimizers, named, expected)
+    if not optimizers[0].param_groups[0]["weight_decay"]:
+        same(named[0][1].detach(), start)
 
 
 @every_input_and_backend

@@ -1,6 +1,5 @@
 """Operations of training loops between steps, over every optimizer input of torch's test suite."""
 
-import importlib
 from collections import OrderedDict
 from copy import deepcopy
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from cases import every_case
 from harness import DEVICE, Regression, check_of, every_input_and_backend, ours_of, pair_of
-from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, train, twin, uniform
+from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, train, twin
 from tolerances import close, same
 
 SHAPES = [(10, 5), (10,), (3,)]
@@ -116,23 +115,6 @@ def test_gradients_accumulate(name, desc, backend):
     compare(check_of(name, desc, backend, 6), *optimizers, problem.named, other.named)
 
 
-@every_input_and_backend
-def test_none_of_torchs_implementations_is_called(twins, name, desc, backend, monkeypatch):
-    ours, _, named, _ = twins
-    start = [p.detach().clone() for _, p in named]
-    modules = [importlib.import_module(f"torch.optim.{of}") for of in ("sgd", "adam", "adamw")]
-    replaced = []
-    for module in modules:
-        for function in vars(module).copy():
-            if function.startswith(("_single_tensor_", "_multi_tensor_", "_fused_")):
-                replaced.append(function)
-                monkeypatch.setattr(module, function, lambda *_, **__: pytest.fail("torch's own step was called"))
-    assert len(replaced) >= 6
-    gradients(named)
-    ours.step()
-    assert not any(torch.equal(p, q) for (_, p), q in zip(named, start, strict=True))
-
-
 CONTAINERS = {
     "generator": lambda named: (p for _, p in named),
     "named generator": lambda named: (entry for entry in named),
@@ -188,24 +170,6 @@ def test_refused_groups(name, backend):
             except Exception as error:
                 outcomes.append((type(error), str(error), len(optimizer.param_groups)))
         assert outcomes[0] == outcomes[1]
-
-
-@every_case
-def test_parameters_of_other_strides(name, backend):
-    """Columns, halves, channels last, permuted: the same results as contiguous tensors, and unchanged strides."""
-    wide = uniform((6, 4, 3, 2), torch.float32, DEVICE)
-    views = [wide[..., 0], wide[:, 1:3], wide.to(memory_format=torch.channels_last), wide.permute(3, 1, 0, 2)]
-    named = [(str(i), torch.nn.Parameter(view)) for i, view in enumerate(views)]
-    # views of one memory would be stepped one after the other
-    for _, p in named:
-        p.data = torch.empty_strided(p.shape, p.stride(), device=DEVICE).copy_(p.data)
-    strides = [p.stride() for _, p in named]
-    expected = [(key, torch.nn.Parameter(p.detach().contiguous())) for key, p in named]
-    ours = ours_of(name, named, backend, **OPTIONS[name])
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
-    train((ours, torchs), (named, expected), 3)
-    assert [p.stride() for _, p in named] == strides
-    compare(same if backend == "torch" else lambda a, b: close(a, b, steps=3), ours, torchs, named, expected)
 
 
 @pytest.mark.gpu

@@ -45,17 +45,6 @@ def test_every_option(name, options, backend, dtype, device):
     compare(same if backend == "torch" else partial(close, steps=steps), ours, torchs, named, expected)
 
 
-@every_backend
-@pytest.mark.parametrize(("name", "options"), CASES[::5])
-def test_complex(name, options, backend, device):
-    ours, torchs, named, expected = beside_torch(
-        name, [(6, 5), (), (70,), (0,)], device, backend, torch.complex64, **options
-    )
-    train((ours, torchs), (named, expected), STEPS)
-    # the same numbers, as pairs of reals or as complex arithmetic
-    compare(partial(close, steps=STEPS), ours, torchs, named, expected)
-
-
 @every_case
 def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
     ours, torchs, named, expected = beside_torch(name, [(5,), (1,), ()], device, backend, torch.complex64)

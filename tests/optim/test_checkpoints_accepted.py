@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import every_case, every_name
 from pairs import beside_torch, compare_weights
-from steps import OPTIONS, OURS, TORCH, compare, parameters, singly, train, twin
+from steps import OPTIONS, OURS, TORCH, compare, parameters, train, twin
 from tolerances import close, same
 
 from fused_lwlr import Lion
@@ -32,28 +32,6 @@ def test_values_of_our_own_steps_are_accepted(name, backend, device):
     resumed.load_state_dict(deepcopy(optimizer.state_dict()))
     train((optimizer, resumed), (named, again), 2)
     compare(same, resumed, optimizer, again, named)
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [("sgd", ("nesterov", "maximize", "foreach", "differentiable", "fused")),
-     ("adamw", ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"))],
-)  # fmt: skip
-def test_options_that_older_versions_did_not_have(name, missing, device):
-    named = parameters(SHAPES, torch.float32, device)
-    optimizer = OURS[name](named, **OPTIONS[name], backend="torch")
-    train((optimizer,), (named,), 2)
-    expected = twin(named)
-    other = TORCH[name](expected, **OPTIONS[name], foreach=False)
-    other.load_state_dict(optimizer.state_dict())
-    singly(other)
-    checkpoint = deepcopy(optimizer.state_dict())
-    for option in missing:
-        checkpoint["param_groups"][0].pop(option, None)
-    optimizer.load_state_dict(checkpoint)
-    assert optimizer.param_groups[0].keys() >= set(missing)
-    train((optimizer, other), (named, expected), 2)
-    compare(same, optimizer, other, named, expected)
 
 
 def test_lion_without_maximize(device):
