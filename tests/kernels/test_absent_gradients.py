@@ -224,25 +224,3 @@ def test_gradients_with_changing_strides(backend):
         for each in (table, other):
             backend.step(SGD, each, HYPER["sgd"])
         compare(table, chosen, other)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda g: g.double(), lambda g: g[:1], lambda g: g.to_sparse(), lambda g: g.to("meta")]
-)
-def test_gradients_that_do_not_fit(change):
-    table, _ = whole()
-    grads = some(alike(table.columns["param"]), (0, 2))
-    for _ in range(2):
-        assert not table.accept_gradients([change(grads[0]), *grads[1:]])
-        assert table.accept_gradients(grads)
-        assert all(a is b for a, b in zip(table.columns["grad"], grads, strict=True))
-
-
-def test_gradients_of_another_dtype_than_before():
-    """They are not mistaken for the gradients of the step before, also if they fit their parameters."""
-    param, grad = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
-    table = Table({"param": [param], "grad": [grad]})
-    for _ in range(2):
-        assert not table.accept_gradients([grad.bfloat16()])
-        assert table.accept_gradients([None])
-        assert table.accept_gradients([grad.clone()])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tables import ADAMW, HYPER, SGD, after, agree, make, sgd_hyper, uniform
 
-from fused_lwlr import ELR, LAMB, NormalizedGradient
+from fused_lwlr import NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows
@@ -79,17 +79,6 @@ def test_number_of_hyper_rows_changes(counts, device):
         agree("adamw", after(table, step), [ADAMW._replace(lr=0.01 * (i + 1)) for i in range(count)])
 
 
-def test_hyper_row_of_a_tensor_changes(device):
-    table = make("sgd", [(5,), (40,)], torch.float32, device)
-    options = [sgd_hyper(lr=0.1, momentum=0.9), sgd_hyper(lr=0.3, momentum=0.5)]
-    after(table, 1, 0)
-    for hyper_row in ([0, 1], [1, 0], [1, 1]):
-        table.hyper_row = hyper_row
-        agree("sgd", table, options)
-    table.hyper_row = [0, 1]
-    agree("sgd", table, options)
-
-
 def refreshed(table, columns, numbers):
     found = table.device_tables.setdefault(columns, DeviceTable(table, columns, numbers.values.shape, tile=4))
     found.refresh(table, numbers)
@@ -116,27 +105,6 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
         assert not torch.equal(found.buffer, before)
         assert torch.equal(found.buffer.cpu(), torch.from_numpy(found._upload.host))
     assert sizes == [len(found.buffer)] * 4
-
-
-def test_numbers_on_the_device(device):
-    rows = [
-        Row(0, multiplier=1 / 3),
-        Row(1, 0, 2, 0.1, scaled=True),
-        Row(1, 2, 5, 1e-30, power=2, counts_for_max_norm=True),
-    ]
-    table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    coefficients = np.float32([(0.5, 0.25, 0.25), (1, 2, 2)])
-    numbers = HyperRows(np.float32([(0.1, 1e10), (2 / 3, 5e-324)]), coefficients, False)
-    image = refreshed(table, ("param", "grad"), numbers)
-    param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
-    expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
-    # sizes, hyper rows, first tiles, flags; no step counts and radii
-    assert image.addresses.tolist() == [5, 6, 9, 0, 0, 0, 0, 2, 4, 0, 1, 2 << 2, *[0] * 6, *expected]
-    # multipliers, c1 and c2, each padded to be even, and hyper rows
-    columns = [1 / 3, 0.1, 1e-30, 0, 0.5, 0.25, 0.25, 0, 1, 2, 2, 0]
-    floats = np.array([*columns, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
-    assert image.floats.dtype == torch.float32
-    assert (image.floats[:16].cpu().numpy() == floats).all()
 
 
 def test_tiles_with_fewer_elements_come_first():
@@ -188,20 +156,6 @@ def test_memory_is_kept_by_the_allocator_of_the_device(monkeypatch):
     launch.keep(Mock(buffer=there, memory=lambda: [there]))
     here.record_stream.assert_not_called()
     there.record_stream.assert_called_once_with("stream of cuda:1")
-
-
-def test_a_step_with_a_new_workspace_looks_at_the_table_once(monkeypatch, device):
-    """A scaling of another target has another workspace. Steps without it change weights, so its sums are not known.
-
-    A factor of the direction needs no known ones.
-    """
-    table = make("sgd", [(5,), (7, 3)], torch.float32, device, [Row(0, scaled=True), Row(1, scaled=True)])
-    refresh, seen = device_table.DeviceTable.refresh, []
-    monkeypatch.setattr(device_table.DeviceTable, "refresh", lambda self, *a: (refresh(self, *a), seen.append(self)))
-    for scaling, known in ((ELR(0.1), False), (ELR(0.1), True), (LAMB(), False), (LAMB(), False), (ELR(0.1), False)):
-        agree("sgd", table, HYPER["sgd"], scale=scaling.scale(SGD))
-        assert len(seen) == 1
-        assert seen.pop().known.all() == known
 
 
 @pytest.mark.gpu

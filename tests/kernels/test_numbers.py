@@ -8,10 +8,6 @@ from tables import LION_HYPER, RULES, adamw_hyper, after, make, sgd_hyper
 from fused_lwlr.kernels.triton.hyper_rows import (
     DECAY_FACTOR,
     DECAY_PER_LR,
-    HEADER,
-    LR,
-    LR_ADDRESS,
-    WEIGHT_DECAY,
     WEIGHT_DECAY_ADDRESS,
     hyper_rows_of,
 )  # fmt: skip
@@ -70,15 +66,6 @@ def test_rows_and_coefficients(name, more, count):
 
 
 @every_rule
-@pytest.mark.parametrize("change", [{"lr": 7.5}, {"weight_decay": 0.25}, {"maximize": False}, {"ema": 0.5}], ids=str)
-def test_rows_that_differ(name, change):
-    rows = [HYPER[name], HYPER[name]._replace(**change), HYPER[name]]
-    found = numbers(name, rows)
-    np.testing.assert_array_equal(found.values, np.array([expected(name, row, ()) for row in rows]))
-    np.testing.assert_array_equal(found.coefficients.T, np.float32([scheduled_of(name, row, 2) for row in rows]))
-
-
-@every_rule
 @pytest.mark.parametrize("taken", [(0, 4, 4), (3, 0, 0)])
 @pytest.mark.parametrize("count", [1, 3])
 def test_numbers_of_steps_that_differ(name, taken, count):
@@ -88,16 +75,6 @@ def test_numbers_of_steps_that_differ(name, taken, count):
     found = hyper_rows_of(RULES[name], [h] * count, (), table)
     np.testing.assert_allclose(found.coefficients.T, [scheduled_of(name, h, steps) for steps in taken], rtol=1e-6)
     np.testing.assert_array_equal(found.values, np.tile(expected(name, h, ()), (count, 1)))
-
-
-@pytest.mark.parametrize("hyper_row", [(0, 1, 1), (1, 0, 1)])
-def test_coefficients_of_each_hyper_row(hyper_row):
-    rows = [sgd_hyper(lr=0.1, momentum=momentum) for momentum in (0.5, 0.25)]
-    table = after(make("sgd", [(3,)] * 3, torch.float32, CPU), 0, 4, 4)
-    table.hyper_row = list(hyper_row)
-    found = hyper_rows_of(RULES["sgd"], rows, (), table)
-    momenta = [0, *((0.5, 0.25)[number] for number in hyper_row[1:])]
-    np.testing.assert_array_equal(found.coefficients, np.float32([momenta, [1, 1, 1]]))
 
 
 @every_rule
@@ -117,32 +94,8 @@ def test_a_factor_of_decays(name):
         assert addresses.tolist() == [0, decay.data_ptr()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    ("option", "name", "index", "address"),
-    [
-        ("lr", "sgd", LR, LR_ADDRESS),
-        *(("weight_decay", name, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS) for name in ("sgd", "lion")),
-    ],
-)
-def test_a_number_on_the_device(option, name, index, address, dtype):
-    number = torch.tensor(0.25, dtype=dtype)
-    found = numbers(name, [HYPER[name], HYPER[name]._replace(**{option: number})])
-    there = found.values.view(np.int64)[1, address.value // 2]
-    assert found.on_device
-    # the lowest bit of the address tells the dtype
-    assert there == number.data_ptr() + (dtype == torch.float64)
-    assert found.values[1, index.value] == 0
-    np.testing.assert_array_equal(found.values[0], expected(name, HYPER[name], ()))
-
-
 def test_a_number_on_another_device_is_read():
     h = SGD_HYPER._replace(lr=torch.tensor(0.25))
     found = numbers("sgd", [h], device=torch.device("meta"))
     assert not found.on_device
     assert found.values[0, 0] == 0.25
-
-
-def test_offsets_of_addresses():
-    # addresses are int64
-    assert HEADER.value % 2 == LR_ADDRESS.value % 2 == WEIGHT_DECAY_ADDRESS.value % 2 == 0
