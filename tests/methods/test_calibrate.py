@@ -205,19 +205,6 @@ def test_refused(batches, loss_fn, options, message):
         fused_lwlr.calibrate(Net(), batches, loss_fn, **options)
 
 
-def test_rates_drive_an_optimizer():
-    model = Net()
-    rates = fused_lwlr.calibrate(model, data(2), cross_entropy)
-    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.5, layers=rates)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    cross_entropy(model(data(1)[0][0]), data(1)[0][1]).backward()
-    optimizer.step()
-    for layer, (name, start, stop) in slices_of(rates).items():
-        param = dict(model.named_parameters())[name]
-        moved = (before[name] - param.detach())[start:stop]
-        torch.testing.assert_close(moved, 0.5 * rates[layer] * param.grad[start:stop], rtol=1e-4, atol=1e-7)
-
-
 @pytest.mark.parametrize("exclude", [["head.*"], "norm.weight", ("qkv.weight", "conv.*")])
 def test_excluded_layers_are_left_out(exclude):
     """As by `LayerRates.exclude`, whose rates test_rates.py compares with a calibration of the other layers."""
