@@ -46,7 +46,7 @@ def test_the_counter_counts_calls():
 
 @pytest.mark.parametrize(
     ("name", "options", "times", "layout"),
-    [(*row, 0, layout) for row in SILENT for layout in ("rows", "both")]
+    [(*row, 0, layout) for row in SILENT for layout in ("rows", "hybrid", "both")]
     + [(*row, 1, "rows") for row in ONCE]
     + [(*ONCE[-2], 1, layout) for layout in LAYOUTS if layout != "rows"]
     + [(*TWICE[0], 2, layout) for layout in LAYOUTS]

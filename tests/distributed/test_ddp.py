@@ -23,7 +23,6 @@ SCALED = [
     ("adamw", {"layers": MULTIPLIERS}), ("adamw", {"amsgrad": True, "scaling": ClipByLayer(0.01)}),
     ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "skip"}),
 ]  # fmt: skip
-every_option = pytest.mark.parametrize(("name", "options"), SCALED)
 
 
 def network(dtype=torch.float32):
@@ -53,22 +52,6 @@ def same_on_all_ranks(thing):
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, thing)
     return all(identical(one, found[0]) for one in found)
-
-
-@every_option
-def test_as_one_process_on_the_whole_batch(name, options):
-    """In double precision, in which the mean of two means equals the mean up to negligible rounding."""
-    model, alone = network(torch.float64), network(torch.float64)
-    replica = DistributedDataParallel(model)
-    make = {**OPTIONS[name], **options, "backend": "torch"}
-    ours, expected = (OURS[name](net.named_parameters(), **make) for net in (model, alone))
-    for step in range(5):
-        backward(replica, mine(batch(step, torch.float64)))
-        backward(alone, batch(step, torch.float64))
-        ours.step()
-        expected.step()
-    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """Models under `fully_shard` train like one process on all of the data, and like torch's own optimizers."""
 
 import math
-from copy import deepcopy
 
 import pytest
 import torch
 import torch.distributed as dist
 from cases import nan_arithmetic
-from collectives import counted
 from sharding import full, mesh
 from steps import OPTIONS, OURS, TORCH
 from tolerances import close, same
@@ -164,38 +162,3 @@ def test_an_overflow_in_one_shard_skips_the_step_everywhere(name, control, first
             close(p.detach(), q.detach(), 2 * (step + 1))
     counts = [state["step"].item() for state in ours.state.values() if "step" in state]
     assert set(counts) == ({3.0} if counts else set())
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_the_step_talks_only_for_norms(name):
-    for options, times in (({}, 0), ({"scaling": ELR(0.1)}, 1), ({"clip_global_norm": 1.0}, 1)):
-        for shape in ((4,), (2, 2)):
-            model = sharded(network(), *shape)
-            ours = OURS[name](model.named_parameters(), **OPTIONS[name], **options, backend="torch")
-            for step in range(3):
-                backward(model, mine(batch(step)))
-                with counted() as talk:
-                    ours.step()
-                assert [call for call, _ in talk.calls] == ["all_reduce"] * times
-                assert talk.total == times
-
-
-def test_gradient_accumulation():
-    """Two backward passes before a step; the first one does not reduce gradients."""
-    model = sharded(network(torch.float64), 4)
-    alone = deepcopy(network(torch.float64))
-    alone[4].bias.requires_grad_(False)
-    ours, expected = (
-        OURS["sgd"](net.parameters(), **OPTIONS["sgd"], scaling=LARS(), backend="torch") for net in (model, alone)
-    )
-    for step in range(2):
-        for net, data in ((model, mine), (alone, lambda whole: whole)):
-            net.zero_grad()
-            for half in range(2):
-                if net is model:
-                    net.set_requires_gradient_sync(half == 1)
-                net(data(batch(2 * step + half, torch.float64))).square().mean().backward()
-        ours.step()
-        expected.step()
-    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(full(p.detach()), q.detach(), rtol=1e-9, atol=1e-9)

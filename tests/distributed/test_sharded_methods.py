@@ -122,22 +122,6 @@ def test_calibrate(layout, init):
     assert all(one == everywhere[0] for one in everywhere)
 
 
-@LAYOUT
-def test_rates_of_a_whole_model_step_a_sharded_one(layout):
-    whole, sharded = network(), shard(network(), layout)
-    rates = calibrate(whole, batches(), cross_entropy)
-    ours, expected = (
-        OURS["sgd"](model.named_parameters(), lr=0.1, layers=rates) for model in (sharded, whole)
-    )  # fmt: skip
-    for step, (inputs, targets) in enumerate(batches()):
-        for model, optimizer in ((sharded, ours), (whole, expected)):
-            model.zero_grad()
-            cross_entropy(model(inputs), targets).backward()
-            optimizer.step()
-        for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(full(p.detach()), q.detach(), rtol=1e-9, atol=1e-9 * (step + 1))
-
-
 @pytest.mark.parametrize("generator", [False, True])
 @LAYOUT
 def test_init_draws_the_same_weights(layout, generator):
