@@ -121,25 +121,6 @@ def test_scheduler(name, backend, scheduler, tensor_lr, device):
 @tensor_or_float
 @every_scheduler
 @every_name
-def test_multipliers_keep_their_ratio(name, scheduler, tensor_lr, device):
-    """Two groups and three multipliers equal three groups of torch's, each scheduled from a different rate."""
-    named = parameters(SHAPES, torch.float32, device)
-    expected = twin(named)
-    ours = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), layers=ETAS, backend="torch")
-    rates = [rate * eta for rate, eta in zip((RATES[0], *RATES), ETAS.values(), strict=True)]
-    torchs = TORCH[name](groups_of(expected, rates, tensor_lr), **options_of(name), foreach=False)
-    schedulers = [scheduled(optimizer, scheduler) for optimizer in (ours, torchs)]
-    for _ in range(STEPS):
-        train((ours, torchs), (named, expected), 1)
-        advance(schedulers)
-    etas = [[entry[0].options.eta for entry in group["layers"]] for group in ours.param_groups]
-    assert etas == [[0.5, 3.0], [0.1]]
-    compare(partial(close, steps=STEPS), ours, torchs, named, expected)
-
-
-@tensor_or_float
-@every_scheduler
-@every_name
 def test_resumed_with_its_scheduler(name, scheduler, tensor_lr, device):
     """Optimizer and scheduler saved half-way and loaded into new ones: the same bits as without."""
     named = parameters(SHAPES, torch.float32, device)
