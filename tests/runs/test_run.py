@@ -79,15 +79,8 @@ def test_sigterm_ends_with_a_checkpoint(straight, tmp_path, capfd):
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert names == ["step-000000000.pt", "step-000000006.pt"]
     assert not (tmp_path / "run/model.pt").exists()
-    assert running.run(recipe) == 0
-    assert_equal_runs(straight(RUNS[0]), tmp_path / "run")
-
-
-def test_options_that_change_no_bit_may_change(straight, tmp_path):
-    folder = tmp_path / "run"
-    recipe = dataclasses.replace(RUNS[0], out=str(folder), checkpoint_minutes=1000.0)
-    assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
-    shutil.move(folder, tmp_path / "elsewhere")
+    # options that change no bit may change, and the folder may move
+    shutil.move(tmp_path / "run", tmp_path / "elsewhere")
     moved = dataclasses.replace(recipe, out=str(tmp_path / "elsewhere"), checkpoint_minutes=1.0, workers=1)
     assert running.run(moved) == 0
     assert_equal_runs(straight(RUNS[0]), tmp_path / "elsewhere")

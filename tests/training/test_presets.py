@@ -215,15 +215,6 @@ def test_wrong_commands_get_one_line_in_the_users_spelling(line, files, message,
     assert stderr.count("\n") == 1
 
 
-def test_given_weights_are_not_overwritten():
-    """As the help of --init says, also where a preset has another start."""
-    given = {"data": "x", "weights": "w.pt"}
-    assert PRESETS["resnet50-sgd"].fields.get("init", "lwlr") == "lwlr"
-    assert resolve("resnet50-sgd", given).init == "model"
-    with pytest.raises(ValueError, match="--init lwlr would overwrite the weights of --weights"):
-        resolve("resnet50-sgd", {**given, "init": "lwlr"})
-
-
 @pytest.mark.parametrize("given", ["*.bias,fc.*", ("*.bias", "fc.*"), ["*.bias", "fc.*"]])
 def test_patterns_may_be_one_text(given):
     """As `fused-lwlr study --set` has them."""

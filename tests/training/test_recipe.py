@@ -225,13 +225,6 @@ def test_default_initialization(asked, init, said):
     assert resolve("resnet50-lars", {}).init == "model"
 
 
-@pytest.mark.parametrize("init", ["lwlr", "gradinit"])
-def test_pretrained_weights_are_not_overwritten(init):
-    with pytest.raises(ValueError, match=f"--init {init} would overwrite the pretrained weights"):
-        resolve("resnet50-sgd", {"pretrained": True, "init": init})
-    assert resolve("resnet50-sgd", {"pretrained": True}).init == "model"
-
-
 # the others have the rate of MLPerf's table, or a scaled rate
 FIXED = {"resnet50-a1": 2048, "resnet50-a2": 2048, "resnet50-a3": 2048, "vit-s-deit3": 2048, "vit-s-big-vision": 1024}
 
@@ -366,6 +359,9 @@ WRONG = [
     ({"master_weights": True, "amp": "bf16", "fsdp": True}, "--master-weights does not go with --fsdp, which needs "
                                                             "weights of one dtype: leave one out"),
     ({"compile_mode": "max-autotune"}, "--compile-mode needs --compile"),
+    *(({"pretrained": True, "model": "timm:resnet18", "init": init}, f"--init {init} would overwrite the pretrained "
+                                                                     "weights: give --init model, or a model without "
+                                                                     "them") for init in ("lwlr", "gradinit")),
     ({"weights": "a.pt", "init": "lwlr"}, "--init lwlr would overwrite the weights of --weights: give --init model"),
     ({"weights": "a.pt", "model": "timm:resnet18", "pretrained": True}, "--weights replaces the pretrained weights: "
                                                                         "give one of them"),
@@ -396,6 +392,9 @@ def test_defaults_that_follow_from_other_options():
     assert (lion.betas, dataclasses.replace(lion, lr=0.5).betas) == ((0.9, 0.99), (0.9, 0.99))
     small = resolve(None, {"optimizer": "lion", "model": "vit"})
     assert (small.lr, small.weight_decay) == (3e-4, 1.0)
+    for given in ({"weights": "a.pt"}, {"pretrained": True}):
+        # also where the preset has another start
+        assert [resolve(name, given).init for name in ("resnet50-sgd", "resnet50-lars-lwlr")] == ["model"] * 2
     assert resolve(None, {"weights": "a.pt"}).init == "model"
     assert resolve(None, {}).init == "lwlr"
 
