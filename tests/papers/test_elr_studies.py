@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import simulate
 from fused_lwlr.models.build import build
 from fused_lwlr.papers import elr_fit, elr_simulation
-from fused_lwlr.papers.elr_constrained import COLUMNS, GRID, differences, from_he
+from fused_lwlr.papers.elr_constrained import COLUMNS, differences, from_he
 from fused_lwlr.papers.elr_constrained import nets as constrained_nets
 from fused_lwlr.papers.elr_spread import measure, ratios
 from fused_lwlr.papers.elr_spread import nets as spread_nets
@@ -145,13 +145,6 @@ def at_rates(of):
         for lr, pairs in of.items() for seed, (loss, accuracy) in enumerate(pairs)
     ]  # fmt: skip
     return pandas.DataFrame(rows).assign(**COLUMNS)
-
-
-def test_the_best_rate_has_the_lowest_held_out_loss_not_the_highest_test_accuracy():
-    failed = (None, None)
-    results = at_rates({0.1: [(1.0, 40.0), (1.2, 30.0)], 0.3: [(0.2, 90.0), failed], 1.0: [failed, failed],
-                        0.03: [(1.3, 60.0), (1.1, 60.0)]})  # fmt: skip
-    assert set(GRID.best(results).lr) == {0.1}
 
 
 def test_the_strongest_of_the_others_has_the_lowest_held_out_loss():

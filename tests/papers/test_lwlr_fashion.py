@@ -37,13 +37,6 @@ def test_the_best_rate_is_inside_the_grid(losses, wanted):
     assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == wanted
 
 
-def test_more_seeds_do_not_change_the_choice():
-    chosen = results({0.003: 2.0, 0.01: 1.0, 0.03: 3.0})
-    worse = results({0.01: 9.0}, seeds=(2, 3, 4))
-    found = STUDY.more(STUDY.settings(), pandas.concat([chosen, worse]))
-    assert {job.parameters["lr"] for job in found} == {0.01}
-
-
 def test_there_is_no_rate_beyond_the_last():
     every = dict(zip(LADDER, range(len(LADDER), 0, -1), strict=True))
     found = STUDY.more(STUDY.settings(), results(every))
