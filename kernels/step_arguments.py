@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.formula import Value, minimum, sqrt, where
 from fused_lwlr.kernels.table import STATISTICS
-from fused_lwlr.kernels.tensors import joined
+from fused_lwlr.kernels.tensors import joined, sum_dtype
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 INFINITE = math.inf
@@ -208,3 +208,23 @@ class Gate(NamedTuple):
     def clip(self) -> float | Tensor:
         """The factor of gradients by clipping."""
         return 1.0 if self.totals is None else clip_of(self.totals[SQ_SUM], self.max_norm)
+
+    @property
+    def shrink(self) -> float | Tensor:
+        """1 / Ŵ."""
+        return 1.0 if self.totals is None else shrink_of(self.totals[WEIGHT_SQ_SUM])
+
+    @property
+    def unscale(self) -> float | Tensor:
+        """1 / grad_scale, rounded to float32."""
+        if self.grad_scale is None:
+            return 1.0
+        return self.grad_scale.reshape(()).to(sum_dtype(self.grad_scale.device)).reciprocal().float()
+
+    @property
+    def skipped(self) -> Tensor | None:
+        """Whether nothing is written, bool of no dimension; None if the step cannot be skipped."""
+        reasons = [] if self.found_inf is None else [self.found_inf.reshape(()) != 0]
+        if self.skip and self.totals is not None:
+            reasons.append(self.totals[NONFINITE] != 0)
+        return torch.stack(reasons).any() if reasons else None

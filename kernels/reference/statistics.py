@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.reference.move import times
+from fused_lwlr.kernels.step_arguments import Gate
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.tensors import sum_dtype, wide
 
@@ -25,21 +27,14 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         has zeros, but for Σw² if its power is not 0.
     """
     device = table.columns["param"][0].device
-    dtype, inverse = sum_dtype(device), inverse_of(grad_scale)
+    dtype, unscale = sum_dtype(device), Gate(grad_scale=grad_scale).unscale
     out = torch.zeros(len(table.rows), len(STATISTICS), dtype=dtype, device=device)
     for values, (row, (param, own)) in zip(out, table.views("param", "grad"), strict=True):
         if param.numel() == 0 or (own is None and not row.power):
             continue
         w = wide(param) if weight else torch.zeros_like(wide(param))
-        g = torch.zeros_like(w) if own is None or not grad else wide(own)
-        if inverse is not None:
-            g = g * inverse
+        g = times(torch.zeros_like(w) if own is None or not grad else wide(own), unscale)
         sums = (g.abs(), g.square(), w.square(), g * w if weight else w, ~g.isfinite())
         abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
         values.copy_(torch.stack((abs_sum, sq_sum, nonfinite, weight_sq_sum, g.abs().amax().to(dtype), dot)))
     return out
-
-
-def inverse_of(grad_scale: Tensor | None) -> Tensor | None:
-    """Returns 1 / grad_scale, float32 of no dimension, or None."""
-    return None if grad_scale is None else grad_scale.reshape(()).to(sum_dtype(grad_scale.device)).reciprocal().float()

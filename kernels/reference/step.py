@@ -9,35 +9,24 @@ from torch import Tensor
 
 from fused_lwlr.kernels.reference.move import Factor, moved, times, whole_direction
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
-from fused_lwlr.kernels.reference.statistics import inverse_of
 from fused_lwlr.kernels.rules.base import Hyper, Rule
 from fused_lwlr.kernels.step_arguments import (
     DIRECTION_SQ_SUM,
     FACTOR,
-    NONFINITE,
     RETRACTION_STATISTICS,
     STEP_STATISTICS,
     UPDATE_SQ_SUM,
-    WEIGHT_SQ_SUM,
     Factors,
     Gate,
     Scale,
     ScaleTarget,
-    shrink_of,
 )
 from fused_lwlr.kernels.table import Row, Table
 from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 
 class Shared(NamedTuple):
-    """The arguments of a step that all rows share, and the decisions of its gate.
-
-    Attributes:
-        clip: the factor of gradients by clipping.
-        shrink: 1 / Ŵ.
-        unscale: 1 / grad_scale.
-        skipped: whether nothing is written, bool of no dimension; None if the step cannot be skipped.
-    """
+    """The arguments of a step that all rows share, and the decisions of its `Gate`."""
 
     rule: Rule
     scale: Scale | Factors | None
@@ -87,7 +76,11 @@ def step(
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
         `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
-    shared = Shared(rule, scale, write, rounding_seed, *read_gate(gate or Gate()))
+    gate = gate or Gate()
+    shared = Shared(
+        rule, scale, write, rounding_seed, clip=gate.clip, shrink=gate.shrink, unscale=gate.unscale,
+        skipped=gate.skipped,
+    )  # fmt: skip
     statistics = radii = retraction = None
     if isinstance(scale, Scale):
         device, retraction = table.columns["param"][0].device, scale.retraction
@@ -119,17 +112,6 @@ def step(
 def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     return partial(step, *args, **options)
-
-
-def read_gate(gate: Gate) -> tuple[Factor, Factor, Factor, Tensor | None]:
-    """Returns clip, shrink, unscale and skipped, see `Shared`."""
-    shrink: Factor = 1.0
-    skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
-    if gate.totals is not None:
-        shrink = shrink_of(gate.totals[WEIGHT_SQ_SUM])
-        skip += [gate.totals[NONFINITE] != 0] if gate.skip else []
-    inverse = inverse_of(gate.grad_scale)
-    return gate.clip, shrink, 1.0 if inverse is None else inverse, torch.stack(skip).any() if skip else None
 
 
 def new_values(
