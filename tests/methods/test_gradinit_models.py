@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from unchanged import unchanged
 from zoo_parts import Net
 
-from fused_lwlr import gradinit_
+from fused_lwlr import gradinit_, metainit_
 from fused_lwlr.models.small import ResNet, ViT
 
 
@@ -69,6 +69,16 @@ def tied():
     return model
 
 
+def shared():
+    """One block at three places, twice under different names."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh())
+    blocks = nn.Sequential(block, nn.Linear(8, 8), block)
+    return Net(
+        lambda m, x: m.head(m.last(m.blocks(m.embed(x).mean(1)))),
+        embed=nn.Embedding(9, 8), blocks=blocks, last=block, head=nn.Linear(8, 9),
+    )  # fmt: skip
+
+
 def recurrent():
     return Net(
         lambda m, x: m.head(m.rnn(m.embed(x))[0][:, -1]),
@@ -83,7 +93,7 @@ def small(of):
 MODELS = {
     "plain": (plain, images), "mixed": (mixed, images), "resnet": (small(ResNet), images),
     "vit": (small(ViT), images), "transformer": (transformer, words), "tied": (tied, words),
-    "recurrent": (recurrent, words),
+    "shared": (shared, words), "recurrent": (recurrent, words),
 }  # fmt: skip
 
 
@@ -218,3 +228,23 @@ def test_tied_weights_have_one_scale():
     assert list(scales) == ["embed.weight", "mix.weight", "mix.bias", "norm.weight", "norm.bias"]
     assert model.head.weight is model.embed.weight
     assert torch.equal(model.embed.weight, built("tied")[0].embed.weight * scales["embed.weight"])
+
+
+@pytest.mark.parametrize(("method", "options"), [(gradinit_, {"lr": 0.1}), (metainit_, {})])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_module_with_several_names_keeps_its_parameters(method, options, fails):
+    """An optimizer that was made before has the parameters that are scaled."""
+    model, batches = built("shared")
+    params, weights = list(model.parameters()), dict(built("shared")[0].named_parameters())
+    if fails:
+        with unchanged(model), pytest.raises(KeyboardInterrupt):
+            method(model, batches, after(2, KeyboardInterrupt()), steps=3, **options)
+        return
+    with unchanged(model, weights=False):
+        scales, _ = method(model, batches, cross_entropy, steps=3, **options)
+    assert list(map(id, model.parameters())) == list(map(id, params))
+    assert all(isinstance(param, nn.Parameter) for param in model.parameters())
+    assert list(scales) == list(weights)
+    assert any(scale != 1 for scale in scales.values())
+    for name, param in model.named_parameters():
+        assert torch.equal(param, weights[name] * scales[name]), name

@@ -26,8 +26,17 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor]) -> None:
-        self.weights: Params = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+        trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+        self.weights: Params = {name: param.detach() for name, param in trained.items()}
         self._holder = _Holder(model)
+        names = {id(param): name for name, param in trained.items()}
+        # all places of a tied weight, and each place once, also in a module that has several names
+        self._places = {
+            f"{path}.{own}": names[id(param)]
+            for path, module in self._holder.named_modules()
+            for own, param in module._parameters.items()
+            if id(param) in names
+        }
         self._loss_fn = loss_fn
         self._device = next(model.parameters()).device
 
@@ -42,7 +51,7 @@ class Network:
         The parameters stay in place while `use` runs, since layers under `torch.utils.checkpoint` compute once more
         when it takes gradients.
         """
-        values = {f"model.{name}": param for name, param in params.items()}
+        values = {place: params[name] for place, name in self._places.items()}
 
         def evaluate(model: nn.Module) -> T:
             loss = loss_of(model, batch, self._loss_fn, self._device)
@@ -52,7 +61,8 @@ class Network:
                 )
             return use(loss)
 
-        result: T = functional_call(self._holder, values, (evaluate,))
+        # with tie_weights it replaces a parameter for each name of its module, and restores a replacement
+        result: T = functional_call(self._holder, values, (evaluate,), tie_weights=False)
         return result
 
     def towards_scales(self, gradients: Sequence[Tensor | None]) -> list[float | None]:
