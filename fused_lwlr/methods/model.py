@@ -103,12 +103,21 @@ def part_of(batch: Any, part: slice) -> Any:
 
 
 def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Applies a function to the tensors in nested mappings and sequences, which become dicts and lists."""
+    """Applies a function to the tensors in nested mappings, which become dicts, and sequences."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
         return {key: _changed(change, item) for key, item in value.items()}
-    return [_changed(change, item) for item in value] if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return sequence_like(value, [_changed(change, item) for item in value])
+    return value
+
+
+def sequence_like(example: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
+    """Returns items as a list, tuple or named tuple, as the example is."""
+    if isinstance(example, list):
+        return items
+    return type(example)(*items) if hasattr(example, "_fields") else tuple(items)
 
 
 @contextmanager
@@ -116,7 +125,9 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     """Restores weights, buffers, gradients, training modes and random number generators on exit or error."""
     reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # outside of inference mode nothing can change an inference tensor
+    views = (unexpanded(buffer) for buffer in model.buffers() if not buffer.is_inference())
+    buffers = [(buffer, buffer.clone()) for buffer in views]
     # forward passes can set buffers
     owned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
@@ -140,6 +151,14 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
                 own.update(before)
         for module, training in modes:
             module.training = training
+
+
+def unexpanded(tensor: Tensor) -> Tensor:
+    """Returns a view that has each element of an expanded tensor once, so that it can be written to."""
+    if tensor.layout == torch.strided:
+        for dim, stride in enumerate(tensor.stride()):
+            tensor = tensor if stride else tensor[(slice(None),) * dim + (slice(1),)]
+    return tensor
 
 
 def shown(items: Iterable[T], steps: int | None, description: str, progress: bool) -> Iterable[T]:

@@ -1,5 +1,7 @@
 """The kinds of minibatches that every method takes: pairs, mappings, and tensors of token ids."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,26 @@ def test_every_method_takes_every_kind(method):
         torch.manual_seed(0)
         results.append(METHODS[method](Language(), [make(x) for x in ids(3)], loss_fn))
     assert all(result == results[0] for result in results)
+
+
+class TwoInputs(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@pytest.mark.parametrize("make", [lambda *two: two, lambda *two: list(two), TwoInputs])
+@pytest.mark.parametrize("method", METHODS)
+def test_sequences_of_inputs_keep_their_type(method, make):
+    seen = set()
+
+    class Sum(Language):
+        def forward(self, inputs):
+            seen.add(type(inputs))
+            return sum(super(Sum, self).forward(one) for one in inputs)
+
+    torch.manual_seed(0)
+    METHODS[method](Sum(), [(make(x, x.flip(0)), x) for x in ids(3)], next_token)
+    assert seen == {type(make(1, 2))}
 
 
 class Recorded(nn.Module):

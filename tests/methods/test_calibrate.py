@@ -144,6 +144,10 @@ def test_model_and_generators_are_as_before(init, fails):
     # the forward pass of a model may fill a buffer
     model.register_buffer("seen", None)
     model.register_forward_pre_hook(lambda module, inputs: setattr(module, "seen", inputs[0]))
+    # neither can be written to as a whole
+    model.norm.register_buffer("expanded", torch.ones(2, 1).expand(2, 3))
+    with torch.inference_mode():
+        model.norm.register_buffer("inference", torch.ones(2))
 
     def batches():
         for x, y in data(3):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.methods.model import part_of, samples
+from fused_lwlr.methods.model import part_of, samples, sequence_like
 
 
 class PassEndedError(Exception):
@@ -86,7 +86,7 @@ def join(first: Any, second: Any) -> Any:
         if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
             return {key: joined(a[key], b[key], f"{place}[{key!r}]") for key in a}
         if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)) and len(a) == len(b):
-            return [joined(x, y, f"{place}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+            return sequence_like(a, [joined(x, y, f"{place}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))])
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             if (_length(a), _length(b)) == sizes and a.shape[1:] == b.shape[1:]:
                 return torch.cat([a, b])
