@@ -60,6 +60,7 @@ def calibrate(
     for option, path in (("--out", out), ("--plot", plot)):
         if path is not None and not _can_be_written(path):
             raise ValueError(f"{option} {path} cannot be written: choose another file")
+    from fused_lwlr.data import files
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
     from fused_lwlr.training.setup import load_data
@@ -74,7 +75,10 @@ def calibrate(
     assert rates is not None, "the recipe has layer-wise rates"
     what = f"{recipe.model} on {trainer.data.name}, {steps} minibatches of {recipe.batch_size}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    rates.to_json(out)
+    if out.exists() and not out.is_file():  # a device or a pipe
+        rates.to_json(out)
+    else:
+        files.replace(out.resolve(), lambda file: rates.to_json(file.name))
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         rates.plot(plot, title=what)

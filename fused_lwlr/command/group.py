@@ -153,7 +153,7 @@ class Group(TyperGroup):
         message = re.sub(
             rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
         )
-        message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
+        message = re.sub(rf"(?<![\w./'-])(?<!--set )({spaced})\b", lambda m: options[m[1]], message)
         # the line for a field; a message may begin with a path that has the name of an option
         return re.sub(rf"(\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
