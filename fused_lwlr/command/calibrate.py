@@ -87,9 +87,11 @@ def calibrate(
 
 
 def _can_be_written(path: Path) -> bool:
-    """Whether a file, or the folder that it would be in, can be written: asked before minutes are spent."""
-    found = next(each for each in (path, *path.absolute().parents) if each.exists())
-    return os.access(found, os.W_OK) and (found == path or found.is_dir())
+    """Whether a file and its folder, or a device, can be written: asked before minutes are spent."""
+    if path.exists() and not (os.access(path, os.W_OK) and path.is_file()):
+        return os.access(path, os.W_OK)
+    folder = next(each for each in path.resolve().parents if each.exists())
+    return os.access(folder, os.W_OK) and folder.is_dir()
 
 
 take_fields(calibrate, *FIELDS, first=True)

@@ -42,7 +42,15 @@ OTHER_WORDS = {
     "--batch": "--batch-size",
     "--data-dir": "--data",
     "--data-path": "--data",
+    "--evaluate": "--eval-only",
+    "--gpu": "--device",
     "--learning-rate": "--lr",
+    "--opt": "--optimizer",
+    "--output-dir": "--out",
+    "--print-freq": "--log-every",
+    "--resume": "--out",
+    "--smoothing": "--label-smoothing",
+    "--test-only": "--eval-only",
     "--wd": "--weight-decay",
 }
 """Names of an option in other programs."""
@@ -166,4 +174,5 @@ class Group(TyperGroup):
         here = OTHER_WORDS.get(getattr(error, "option_name", ""))
         if here is not None and any(here in param.opts for param in error.ctx.command.params):
             return f"{error.message}. Did you mean {here}?"
-        return str(error.format_message()).rstrip(".")
+        needed = getattr(getattr(error, "param", None), "help", None) if "Missing" in type(error).__name__ else None
+        return str(error.format_message()).rstrip(".") + (f": {needed}" if needed else "")

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 import fused_lwlr
 from fused_lwlr import LayerRates
+from fused_lwlr.command.calibrate import _can_be_written
 from fused_lwlr.command.group import Group
 from fused_lwlr.data.sources import Tensors
 from fused_lwlr.methods.lwlr.rates import LayerRate
@@ -26,7 +27,8 @@ WRONG = [
     ("calibrate --data nowhere",
      "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, "),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
-    ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
+    ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class, or "),
+    ("train --data a-{0..2}.tar", "there is no file a-0.tar: give tar files of this machine, not a-{0..2}.tar"),
     ("train --device meta", "--device meta cannot be used here"),
     ("train --model toynet0x16", "there is no model 'toynet0x16': choose from "),
     ("report steps", "steps holds no run (run.json is missing or empty): give the folder (--out) of a training"),
@@ -112,12 +114,15 @@ WRONG = [
     ("study lwlr-vs-single --steps 2", "--steps 2 has no meaning for lwlr-vs-single: leave it out"),
     # unknown options and commands
     ("train --learning-rate 1", "No such option: --learning-rate. Did you mean --lr?"),
+    ("train --resume", "No such option: --resume. Did you mean --out?"),
+    ("study", "Missing argument 'NAME': One of demo, lwlr-fashion, lwlr-glyphs, "),
     ("train --epoch 3", "No such option: --epoch (Possible options: --epochs, "),
     ("calibrate --wd 1", "No such option: --wd"),
     ("demo --paint red", "No such option: --paint"),
     ("trian", "No such command 'trian'. Did you mean 'train'?"),
     ("train extra", "Got unexpected extra argument"),
     # files
+    ("train --config steps", "--config steps: must end in .toml, .yaml, .yml; a run's is steps/recipe.toml"),
     ("train --rates nowhere.json",
      "--rates nowhere.json: there is no such file; give one that calibrate"),
     ("train --rates bad.json --device cpu",
@@ -184,6 +189,18 @@ def test_rates_are_written_to_a_pipe(run, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
     assert os.read(reader, 10) == b'{\n "steps"'
     os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("path", "closed", "wanted"),
+    [("new", "", True), ("new/er/file", "", True), ("new/er", ".", False), ("file/under", "", False),
+     ("file", "file", False), ("file", ".", False), ("pipe", ".", True), ("pipe", "pipe", False)],
+)  # fmt: skip
+def test_files_that_can_be_written(path, closed, wanted, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("os.access", lambda place, mode: not closed or place != tmp_path / closed)
+    assert _can_be_written(tmp_path / path) == wanted
 
 
 UNEVEN = """
