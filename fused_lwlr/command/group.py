@@ -26,9 +26,10 @@ COMMANDS = {
 """Name -> the module with the function of this name, imported on use; and its description."""
 
 EXTRA_CLI = {
-    "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
-    "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
+    "filelock": "filelock", "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow",
+    "pydantic": "pydantic", "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn", "tomli": "tomli",
 }  # fmt: skip
+"""Module -> package: all packages of the extra `cli`, except typer."""
 GIVE_WAY = 10
 """Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
 LEFT = re.compile("Connection (closed|reset) by peer")

@@ -59,7 +59,10 @@ class DeepNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 8 or depth % 6 != 2:
-            raise ValueError(f"depth {depth} must be 6 n + 2 for three stages: for example 20, 32, 56 or 110")
+            raise ValueError(
+                f"depth {depth} must be 6 n + 2 for three stages: for example 20, 32, 56 or 110; ResNets for ImageNet "
+                "are timm:resnet18, timm:resnet34, ..."
+            )
         check_sizes(image_size, width=width)
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "-nobn")
         self.norm = normalization(width, norm)
@@ -176,7 +179,7 @@ class DenseNet(Pooled):
 
 
 def check_sizes(image_size: int, *, halvings: int = 2, **widths: int) -> None:
-    """Refuse stages without channels, and images that cannot be halved as many times as the net does it."""
+    """Refuse stages without channels, and images that are too small for the halvings of the net."""
     for name, width in widths.items():
         if width < 1:
             raise ValueError(f"{name} {width} must be at least 1")

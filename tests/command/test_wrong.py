@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 import fused_lwlr
 from fused_lwlr import LayerRates
 from fused_lwlr.command.calibrate import _can_be_written
-from fused_lwlr.command.group import Group
+from fused_lwlr.command.group import EXTRA_CLI, Group
 from fused_lwlr.data.sources import Tensors
 from fused_lwlr.methods.lwlr.rates import LayerRate
 from fused_lwlr.training.setup import check_out
@@ -307,6 +307,12 @@ def test_a_bug_keeps_its_traceback(run, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.run", broken)
     with pytest.raises(AttributeError, match="a bug"):
         run("train")
+
+
+def test_all_packages_of_the_extra_are_named():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    extra = re.search(r"\ncli = \[\n(.*?)\n\]", text, re.DOTALL)[1]
+    assert {name.lower() for name in EXTRA_CLI.values()} | {"typer"} == set(re.findall(r"\"([\w-]+)>=", extra))
 
 
 @pytest.mark.parametrize(("line", "package"), [("calibrate --plot rates.png", "matplotlib"), ("demo", "pandas")])
