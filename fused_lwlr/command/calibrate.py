@@ -60,6 +60,7 @@ def calibrate(
     for option, path in (("--out", out), ("--plot", plot)):
         if path is not None and not _can_be_written(path):
             raise ValueError(f"{option} {path} cannot be written: choose another file")
+    from fused_lwlr.data import files
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
     from fused_lwlr.training.setup import load_data
@@ -74,7 +75,10 @@ def calibrate(
     assert rates is not None, "the recipe has layer-wise rates"
     what = f"{recipe.model} on {trainer.data.name}, {steps} minibatches of {recipe.batch_size}"
     out.parent.mkdir(parents=True, exist_ok=True)
-    rates.to_json(out)
+    if out.exists() and not out.is_file():  # a device or a pipe
+        rates.to_json(out)
+    else:
+        files.replace(out.resolve(), lambda file: rates.to_json(file.name))
     if plot is not None:
         plot.parent.mkdir(parents=True, exist_ok=True)
         rates.plot(plot, title=what)
@@ -83,9 +87,11 @@ def calibrate(
 
 
 def _can_be_written(path: Path) -> bool:
-    """Whether a file, or the folder that it would be in, can be written: asked before minutes are spent."""
-    found = next(each for each in (path, *path.absolute().parents) if each.exists())
-    return os.access(found, os.W_OK) and (found == path or found.is_dir())
+    """Whether a file and its folder, or a device, can be written: asked before minutes are spent."""
+    if path.exists() and not (os.access(path, os.W_OK) and path.is_file()):
+        return os.access(path, os.W_OK)
+    folder = next(each for each in path.resolve().parents if each.exists())
+    return os.access(folder, os.W_OK) and folder.is_dir()
 
 
 take_fields(calibrate, *FIELDS, first=True)

@@ -26,9 +26,10 @@ COMMANDS = {
 """Name -> the module with the function of this name, imported on use; and its description."""
 
 EXTRA_CLI = {
-    "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
-    "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
+    "filelock": "filelock", "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow",
+    "pydantic": "pydantic", "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn", "tomli": "tomli",
 }  # fmt: skip
+"""Module -> package: all packages of the extra `cli`, except typer."""
 GIVE_WAY = 10
 """Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
 LEFT = re.compile("Connection (closed|reset) by peer")
@@ -42,7 +43,15 @@ OTHER_WORDS = {
     "--batch": "--batch-size",
     "--data-dir": "--data",
     "--data-path": "--data",
+    "--evaluate": "--eval-only",
+    "--gpu": "--device",
     "--learning-rate": "--lr",
+    "--opt": "--optimizer",
+    "--output-dir": "--out",
+    "--print-freq": "--log-every",
+    "--resume": "--out",
+    "--smoothing": "--label-smoothing",
+    "--test-only": "--eval-only",
     "--wd": "--weight-decay",
 }
 """Names of an option in other programs."""
@@ -153,7 +162,7 @@ class Group(TyperGroup):
         message = re.sub(
             rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
         )
-        message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
+        message = re.sub(rf"(?<![\w./'-])(?<!--set )({spaced})\b", lambda m: options[m[1]], message)
         # the line for a field; a message may begin with a path that has the name of an option
         return re.sub(rf"(\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
@@ -166,4 +175,5 @@ class Group(TyperGroup):
         here = OTHER_WORDS.get(getattr(error, "option_name", ""))
         if here is not None and any(here in param.opts for param in error.ctx.command.params):
             return f"{error.message}. Did you mean {here}?"
-        return str(error.format_message()).rstrip(".")
+        needed = getattr(getattr(error, "param", None), "help", None) if "Missing" in type(error).__name__ else None
+        return str(error.format_message()).rstrip(".") + (f": {needed}" if needed else "")

@@ -1,5 +1,7 @@
 """The commands `fused-lwlr study` and `fused-lwlr demo`, which is one of the studies."""
 
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,11 +122,16 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     from fused_lwlr.papers.runner import run_study
     from fused_lwlr.papers.store import Store, save_report
     from fused_lwlr.papers.training import recipe_of
+    from fused_lwlr.training.setup import check_out
 
     console = Console()
     found = studies.find(name)
     settings = found.settings(**chosen)
-    recipe_of(**settings.common)  # every training would refuse the same options
+    try:
+        recipe_of(**settings.common)  # every training would refuse the same options
+    except ValueError as error:
+        raise ValueError(_as_typed(str(error), chosen.get("training", ()))) from error
+    check_out(settings.data, out)
     store = Store(out, settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -141,3 +148,10 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
         console.print(table.rich())
     paths = [store.save_results(results), *save_report(out, found, tables, of)]
     console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)
+
+
+def _as_typed(message: str, training: Sequence[str]) -> str:
+    """A message about options that has the options of `--set` in the form in which the user typed them."""
+    names = [text.partition("=")[0].lstrip("-").replace("_", "-") for text in training]
+    given = {f"--{name}": f"--set {text}" for name, text in zip(names, training, strict=True)}
+    return re.sub(r"(--[\w-]+)( [^ ]*(?=:))?", lambda found: given.get(found[1], found[0]), message)

@@ -88,6 +88,10 @@ def train(
         return 0
     first = os.environ.get("RANK", "0") == "0"
     recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
+    if recipe.loader is None:
+        from fused_lwlr.training.setup import check_out
+
+        check_out(recipe.data, recipe.out)
     if dry_run:
         from fused_lwlr.runs.dry_run import dry_run as show
 

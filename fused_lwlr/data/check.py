@@ -1,4 +1,4 @@
-"""Checks of the data of a loader that is not of this package: its splits, and the first batch of each."""
+"""Checks of the data of a loader that is not of this package: its splits, and their batches."""
 
 from collections.abc import Container
 from typing import Any
@@ -40,17 +40,24 @@ def _has_images(split: Any) -> bool:
         return False
 
 
-def check_batch(data: Splits | Text, sides: Container[int | None], batch: Any) -> None:
-    """Raises ValueError unless the first batch of a loader of images fits its data set, and so the model.
+def check_batch(data: Splits | Text, sides: Container[int | None], batch: Any, number: int) -> None:
+    """Raises ValueError unless a batch of a loader of images fits its data set, and so the model.
 
     Args:
         sides: the sides that images may have, in pixels.
+        number: of the batch, from 1.
     """
     if isinstance(data, Text):
         return
-    pair = batch[:2] if isinstance(batch, Loaded) else batch
+    try:
+        _check_pair(data, sides, batch[:2] if isinstance(batch, Loaded) else batch, first=number == 1)
+    except ValueError as error:
+        raise ValueError(f"batch {number}: {error}") from error
+
+
+def _check_pair(data: Splits, sides: Container[int | None], pair: Any, *, first: bool) -> None:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f"the loader made a batch of type {type(batch).__name__}: give a pair, images and classes")
+        raise ValueError(f"the loader made a batch of type {type(pair).__name__}: give a pair, images and classes")
     images, targets = pair
     pixels = isinstance(images, Tensor) and images.dtype in (torch.uint8, torch.float32) and images.dim() == 4
     if not pixels or images.shape[1] != data.channels or not images.shape[2] == images.shape[3] in sides:
@@ -63,7 +70,8 @@ def check_batch(data: Splits | Text, sides: Container[int | None], batch: Any) -
         raise ValueError(
             f"the loader made classes as {_shown(targets)}: give a tensor of shape ({len(images)},), in int64"
         )
-    for number in targets.tolist():
+    # to read the numbers of later batches from a GPU, the host would wait for all queued work
+    for number in targets.tolist() if first or targets.device.type == "cpu" else ():
         if not -1 <= number < len(data.classes):
             raise ValueError(
                 f"the loader made an image of class {number}, but its data set has {len(data.classes)} classes: give "

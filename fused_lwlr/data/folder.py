@@ -44,7 +44,8 @@ def scan(path: Path) -> Listing[str]:
     if not path.is_dir():
         if path.exists():
             raise ValueError(
-                f"data={path} is a file: give the folder that holds one sub-folder of images for each class"
+                f"data={path} is a file: give the folder that holds one sub-folder of images for each class, or "
+                "text:PATH for a text"
             )
         raise FileNotFoundError(f"data={path} is not a folder of images: give one, {KINDS}")
     root = path / "train" if (path / "train").is_dir() else path

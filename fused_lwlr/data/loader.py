@@ -33,8 +33,8 @@ class Batch(NamedTuple):
     skipped: tuple[str, ...]
 
 
-Check = Callable[[Any], None]
-"""A function that is called with the first batch as it was loaded, and raises ValueError if it refuses it."""
+Check = Callable[[Any, int], None]
+"""A function that is called with each batch as it was loaded and its number, from 1; a ValueError refuses it."""
 
 
 def train_batches(
@@ -58,12 +58,15 @@ def train_batches(
         prefetch: micro-batches that each worker is ahead.
 
     Raises:
-        ValueError: from the iterator: an image cannot be read and must not be skipped, a batch of a stream has another
-            size than those of the sampler, or `check` refuses the first one.
+        ValueError: from the iterator: an image cannot be read and must not be skipped, a batch has another size than
+            those of the sampler, or `check` refuses it.
     """
+    made: Iterable[Any]
     if isinstance(images, Stream):
-        return _on_device(images, images.train(sampler, device, workers), device, check, sampler.micro_batch)
-    return _on_device(images, _loader(images, sampler, device, workers, prefetch), device, check)
+        made = images.train(sampler, device, workers)
+    else:
+        made = _loader(images, sampler, device, workers, prefetch)
+    return _on_device(images, made, device, check, sampler.micro_batch)
 
 
 def val_batches(
@@ -83,8 +86,7 @@ def val_batches(
     sums over images whose target is at least 0, added over the processes, are exact.
 
     Raises:
-        ValueError: from the iterator: an image cannot be read and must not be skipped, or `check` refuses the first
-            batch.
+        ValueError: from the iterator: an image cannot be read and must not be skipped, or `check` refuses a batch.
     """
     if isinstance(images, Stream):
         part = Part(batch_size, 0, 0, rank, world_size, device, workers)
@@ -151,17 +153,16 @@ def _on_device(
     Args:
         size: the number of images that each must have; None for any.
     """
-    for batch in loader:
+    for number, batch in enumerate(loader, start=1):
         if isinstance(batch, Loaded) and batch.error is not None:
             raise ValueError(batch.error)
         if check is not None:
-            check(batch)
-            check = None
+            check(batch, number)
         inputs, targets, skipped = batch[:3] if isinstance(batch, Loaded) else (*batch, ())
         if size is not None and not len(inputs) == len(targets) == size:
             raise ValueError(
-                f"the loader made a batch of {len(inputs)} images and {len(targets)} targets, not {size}: make it "
-                "leave out a smaller last batch"
+                f"batch {number}: the loader made {len(inputs)} images and {len(targets)} targets, not {size}: give "
+                "every batch the size that was asked for, and leave out a smaller last one"
             )
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
         if inputs.dtype == torch.uint8:

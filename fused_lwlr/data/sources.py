@@ -89,12 +89,18 @@ class Splits(DataSet):
 
 
 class Files:
-    """Image files: paths in one block of bytes, since every worker would eventually copy a million strings."""
+    """Image files: paths in one block of bytes, since every worker would eventually copy a million strings.
+
+    Attributes:
+        names, ends: the paths after the part that all begin with, so that they do not depend on the folder.
+    """
 
     def __init__(self, files: Sequence[Sequence[str]]) -> None:
         encoded = [os.fsencode(file) for of_class in files for file in of_class]
-        self.ends = np.cumsum([len(file) for file in encoded], dtype=np.int64)
-        self.names = b"".join(encoded)
+        self.begin = os.path.commonprefix(encoded) or b""  # noqa: RUF071
+        names = [path[len(self.begin) :] for path in encoded]
+        self.ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self.names = b"".join(names)
         self.targets = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
 
     def __len__(self) -> int:
@@ -104,7 +110,7 @@ class Files:
         return int(self.targets[index])
 
     def path(self, index: int) -> str:
-        return os.fsdecode(self.names[self.ends[index - 1] if index else 0 : self.ends[index]])
+        return os.fsdecode(self.begin + self.names[self.ends[index - 1] if index else 0 : self.ends[index]])
 
     def open(self, index: int) -> Any:
         return open_rgb(self.path(index))

@@ -89,7 +89,11 @@ def expand(pattern: str) -> list[str]:
 
 
 def _by_class(pattern: str) -> list[list[Member]]:
-    members = [found for shard in expand(pattern) for found in sorted(_members(shard))]
+    shards = expand(pattern)
+    for shard in shards:
+        if not os.path.exists(shard):
+            raise FileNotFoundError(f"there is no file {shard}: give tar files of this machine, not {pattern}")
+    members = [found for shard in shards for found in sorted(_members(shard))]
     if not members:
         raise ValueError(f"{pattern} holds no images ({', '.join(sorted(EXTENSIONS))}) with their classes (.cls)")
     target, member = max(members, key=lambda found: found[0])

@@ -59,7 +59,10 @@ class DeepNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 8 or depth % 6 != 2:
-            raise ValueError(f"depth {depth} must be 6 n + 2 for three stages: for example 20, 32, 56 or 110")
+            raise ValueError(
+                f"depth {depth} must be 6 n + 2 for three stages: for example 20, 32, 56 or 110; ResNets for ImageNet "
+                "are timm:resnet18, timm:resnet34, ..."
+            )
         check_sizes(image_size, width=width)
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "-nobn")
         self.norm = normalization(width, norm)
@@ -89,9 +92,8 @@ class ToyNet(Pooled):
     def __init__(self, *, depth: int, width: int, channels: int, classes: int) -> None:
         layers: list[nn.Module] = []
         for i in range(depth):
-            conv = nn.Conv2d(width if i else channels, width, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-            layers += [conv, nn.BatchNorm2d(width, affine=False), nn.ReLU()]
+            layers += conv_norm_relu(width if i else channels, width, "-noaffine")
+            kaiming_init_(layers[-3])
         super().__init__(layers, width, classes)
 
 
@@ -114,16 +116,14 @@ class VGG19(Pooled):
     """
 
     def __init__(self, width: int, norm: str, *, image_size: int, channels: int, classes: int) -> None:
-        if width < 1:
-            raise ValueError(f"width {width} must be at least 1")
+        check_sizes(image_size, halvings=0, width=width)
         pooled = min(len(STAGES), image_size.bit_length() - 1)  # stages, the last ones
         layers: list[nn.Module] = []
         last = channels
         for stage, (multiple, convolutions) in enumerate(STAGES):
             for _ in range(convolutions):
-                conv = nn.Conv2d(last, multiple * width, 3, padding=1, bias=norm == "-nobn")
+                layers += conv_norm_relu(last, multiple * width, norm)
                 last = multiple * width
-                layers += [conv, normalization(last, norm), nn.ReLU()]
             if stage >= len(STAGES) - pooled:
                 layers.append(nn.MaxPool2d(2))
         super().__init__(layers, last, classes)
@@ -178,13 +178,13 @@ class DenseNet(Pooled):
         kaiming_init_(self)
 
 
-def check_sizes(image_size: int, **widths: int) -> None:
-    """Refuse stages without channels, and images that cannot be halved twice."""
+def check_sizes(image_size: int, *, halvings: int = 2, **widths: int) -> None:
+    """Refuse stages without channels, and images that are too small for the halvings of the net."""
     for name, width in widths.items():
         if width < 1:
             raise ValueError(f"{name} {width} must be at least 1")
-    if image_size < 4:
-        raise ValueError(f"a net in three stages halves its images twice: image size {image_size} is below 4")
+    if image_size < 2**halvings:
+        raise ValueError(f"the net halves its images {halvings} times: image size {image_size} is below {2**halvings}")
 
 
 def kaiming_init_(model: nn.Module) -> None:
@@ -196,6 +196,12 @@ def kaiming_init_(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.BatchNorm2d):
             module.reset_parameters()
+
+
+def conv_norm_relu(width_in: int, width: int, norm: str = "", *, stride: int = 1) -> list[nn.Module]:
+    """A 3 x 3 convolution with the normalization that `normalization` gives, and ReLU."""
+    conv = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=norm == "-nobn")
+    return [conv, normalization(width, norm), nn.ReLU()]
 
 
 def normalization(width: int, norm: str) -> nn.Module:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fused_lwlr.models.blocks import Arguments, Block
-from fused_lwlr.models.deep import Pooled
+from fused_lwlr.models.deep import Pooled, check_sizes, conv_norm_relu
 
 
 class BasicBlock(nn.Module):
@@ -31,8 +31,7 @@ class ResNet(nn.Module):
 
     def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
-        if image_size < 4:
-            raise ValueError(f"the small ResNet halves its images twice: image size {image_size} is below 4")
+        check_sizes(image_size)
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(16)
         widths = [(16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]
@@ -95,8 +94,7 @@ class NoShort(Pooled):
         layers: list[nn.Module] = []
         for i in range(self.depth):
             # halved once, and early: most of the depth then costs a quarter
-            conv = nn.Conv2d(self.width if i else channels, self.width, 3, 2 if i == 1 else 1, padding=1, bias=False)
-            layers += [conv, nn.BatchNorm2d(self.width), nn.ReLU()]
+            layers += conv_norm_relu(self.width if i else channels, self.width, stride=2 if i == 1 else 1)
         super().__init__(layers, self.width, classes)
 
 
@@ -128,10 +126,7 @@ class DavidNet(nn.Module):
 
     def __init__(self, width: int = 64, *, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
-        if width < 1:
-            raise ValueError(f"width {width} must be at least 1")
-        if image_size < 8:
-            raise ValueError(f"DavidNet halves its images three times: image size {image_size} is below 8")
+        check_sizes(image_size, halvings=3, width=width)
         self.prep = _conv_bn(channels, width)
         self.layer1, self.residual1 = _conv_bn(width, 2 * width), _conv_bn(2 * width, 2 * width, count=2)
         self.layer2 = _conv_bn(2 * width, 4 * width)
@@ -147,7 +142,5 @@ class DavidNet(nn.Module):
 
 
 def _conv_bn(width_in: int, width: int, *, count: int = 1) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for last in [width_in, *[width] * (count - 1)]:
-        layers += [nn.Conv2d(last, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*layers)
+    inputs = [width_in, *[width] * (count - 1)]
+    return nn.Sequential(*(layer for last in inputs for layer in conv_norm_relu(last, width)))

@@ -8,6 +8,9 @@ from typing import Any
 from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD
 from fused_lwlr.training.recipe_rules import flag
 
+FINGERPRINT = "names, sizes or classes of the data"
+"""Must be the same when a run continues; the name is shown to the user."""
+
 
 def finite(values: Any) -> Any:
     """The same, with None for floats that are not finite, which JSON cannot express, and lists for tuples."""
@@ -44,10 +47,14 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collecti
 def check_config(old: Mapping[str, Any], new: Mapping[str, Any], *, where: object) -> None:
     """Raise ValueError if there is a `difference`, except in `FREE` and `SPREAD`: a line for each, and how to resume.
 
-    A missing field counts as its default, so that an option of a later version does not end a run.
+    A missing field counts as its default, so that an option of a later version does not end a run. The same data may be
+    at another path.
     """
     free = sorted((*FREE, *SPREAD))
-    changed = difference({**DEFAULTS, **old}, {**DEFAULTS, **new}, free=free)
+    same_data = old.get(FINGERPRINT) is not None and old[FINGERPRINT] == new.get(FINGERPRINT)
+    # the fingerprint of another loader may be the number of its images alone
+    moved = ("data", "val_data") if same_data and new.get("loader") is None else ()
+    changed = difference({**DEFAULTS, **old}, {**DEFAULTS, **new}, free=(*free, *moved))
     if changed:
         names = ["the number of processes" if name == "world_size" else flag(name) for name in free]
         lines = "\n".join(f"  {line}" for line in changed)

@@ -9,12 +9,12 @@ from typing import Protocol
 
 import torch
 
-from fused_lwlr.data import Batch
+from fused_lwlr.data import Batch, files
 from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.training.best import Best
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first
-from fused_lwlr.training.config_diff import another_spread, difference
+from fused_lwlr.training.config_diff import FINGERPRINT, another_spread, difference
 from fused_lwlr.training.divergence import check_weights, diverged
 from fused_lwlr.training.evaluate import StoppedError, no_signals
 from fused_lwlr.training.layer_values import LayerProbe
@@ -24,9 +24,6 @@ from fused_lwlr.training.running_loss import RunningLoss
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
-
-FINGERPRINT = "names, sizes or classes of the data"
-"""Must be the same when a run continues; the name is shown to the user."""
 
 
 class Sink(Protocol):
@@ -120,7 +117,8 @@ class Loop:
         """Record the rates of a new training, and store its measurements in a first checkpoint."""
         rates = self.trainer.rates
         if rates is not None:
-            from_first(lambda: rates.to_json(self.folder / "rates.json"))
+            path = self.folder / "rates.json"
+            from_first(lambda: files.replace(path, lambda file: rates.to_json(file.name)))
         self._open(None)
         if self.recipe.rates == "layerwise" or self.recipe.init == "gradinit":
             self._save(0.0)

@@ -106,6 +106,9 @@ def resolve(
     if "init" not in overrides and is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
         merged["init"] = "model"
         note("The weights are pretrained: training starts from them as they are (--init model).")
+    if merged.get("model") in ("resnet50", "resnet152"):
+        name = merged["model"]
+        note(f"--model {name} is a net for small images, of three stages: ImageNet's is --model timm:{name}.")
     # fields of the preset that belong to another choice than the user's
     for name in without_effect(merged, DEFAULTS):
         if name not in overrides:

@@ -12,7 +12,8 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
     """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores."""
     path = Path(file)
     if path.suffix not in (".toml", ".yaml", ".yml"):
-        raise ValueError(f"--config {path}: must end in .toml, .yaml, .yml")
+        of_run = f"; a run's is {path / 'recipe.toml'}" if path.is_dir() else ""
+        raise ValueError(f"--config {path}: must end in .toml, .yaml, .yml{of_run}")
     if not path.is_file():
         raise FileNotFoundError(f"--config {path}: there is no such file")
     # a run writes recipe.toml with the names of its folders, which may be any bytes; an editor may put a mark first

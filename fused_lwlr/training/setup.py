@@ -13,6 +13,7 @@ import fused_lwlr
 from fused_lwlr import SGD, AdamW, LayerRates, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.check import check_splits
+from fused_lwlr.data.folder import VALIDATION
 from fused_lwlr.data.streams import imported
 from fused_lwlr.layers import layers_of, split_name, with_parameters
 from fused_lwlr.methods.lwlr.init import is_norm, zero_tokens
@@ -21,7 +22,7 @@ from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import find, matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
-from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.recipe import Recipe, is_in_memory, is_text
 from fused_lwlr.training.recipe_rules import ONLY
 
 Data = TypeVar("Data", Splits, Text)
@@ -58,6 +59,19 @@ def load_data(recipe: Recipe) -> Splits | Text:
     if recipe.loader is not None:
         check_splits(found, f"--loader {recipe.loader}")
     return _alike(found)
+
+
+def check_out(data: str, out: str | Path) -> None:
+    """Raise ValueError if a folder for results would be within images: the next start would take it for a class."""
+    folder, where = Path(data), Path(out).resolve()
+    named = is_in_memory(data) or is_text(data) or data == "synthetic"
+    if named or not folder.is_dir() or not where.is_relative_to(folder.resolve()):
+        return
+    first = where.relative_to(folder.resolve()).parts[:1]
+    if not (folder / "train").is_dir() or first in [(name,) for name in ("train", *VALIDATION)]:
+        raise ValueError(
+            f"--out {out} is within --data {data}, where it would count as a class: choose a folder outside of it"
+        )
 
 
 def _alike(data: Data) -> Data:

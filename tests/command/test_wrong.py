@@ -14,9 +14,11 @@ from torch.utils.data import get_worker_info
 
 import fused_lwlr
 from fused_lwlr import LayerRates
-from fused_lwlr.command.group import Group
+from fused_lwlr.command.calibrate import _can_be_written
+from fused_lwlr.command.group import EXTRA_CLI, Group
 from fused_lwlr.data.sources import Tensors
 from fused_lwlr.methods.lwlr.rates import LayerRate
+from fused_lwlr.training.setup import check_out
 
 WRONG = [
     # names of models, data, devices and presets
@@ -25,7 +27,8 @@ WRONG = [
     ("calibrate --data nowhere",
      "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, "),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
-    ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
+    ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class, or "),
+    ("train --data a-{0..2}.tar", "there is no file a-0.tar: give tar files of this machine, not a-{0..2}.tar"),
     ("train --device meta", "--device meta cannot be used here"),
     ("train --model toynet0x16", "there is no model 'toynet0x16': choose from "),
     ("report steps", "steps holds no run (run.json is missing or empty): give the folder (--out) of a training"),
@@ -62,7 +65,19 @@ WRONG = [
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
     ("study balance-variants --width 1", "--width 1: Input should be greater than or equal to 2"),
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
-    ("study methods --set amd=bf16 --quick --jobs 1", "--amd: there is no such option; did you mean amp?"),
+    ("study methods --set amd=bf16 --quick --jobs 1", "--set amd=bf16: there is no such option; did you mean amp?"),
+    ("study methods --set batch-size=x --quick", "--set batch-size=x: must be a valid integer"),
+    ("study methods --set eval_every=0 --quick", "--set eval_every=0: must be greater than or equal to 1"),
+    ("study methods --set std=0,0,0 --quick", "--set std=0,0,0: all must be above 0"),
+    ("study methods --set power=3 --quick", "--set power=3 is for --schedule polynomial, but --schedule is cosine"),
+    # results within images: the next start would take their folder for a class
+    ("train --data steps --out steps/a/run", "--out steps/a/run is within --data steps, where it would count as a"),
+    ("train --data ./steps/ --out steps --dry-run", "--out steps is within --data ./steps/, where it would count"),
+    ("train --data parts --out parts/train/run", "--out parts/train/run is within --data parts, where it would"),
+    ("train --data parts --out parts/test", "--out parts/test is within --data parts, where it would count as a"),
+    ("train --data parts --out parts/run", "--data parts/train has 0 sub-folder(s): images of two classes at least"),
+    ("train --data digits --out digits/run --lr x", "--lr x: must be a valid number"),
+    ("study lwlr-vs-single --quick --data steps --out steps/a", "--out steps/a is within --data steps, where it would"),
     # text
     ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
     ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
@@ -99,12 +114,15 @@ WRONG = [
     ("study lwlr-vs-single --steps 2", "--steps 2 has no meaning for lwlr-vs-single: leave it out"),
     # unknown options and commands
     ("train --learning-rate 1", "No such option: --learning-rate. Did you mean --lr?"),
+    ("train --resume", "No such option: --resume. Did you mean --out?"),
+    ("study", "Missing argument 'NAME': One of demo, lwlr-fashion, lwlr-glyphs, "),
     ("train --epoch 3", "No such option: --epoch (Possible options: --epochs, "),
     ("calibrate --wd 1", "No such option: --wd"),
     ("demo --paint red", "No such option: --paint"),
     ("trian", "No such command 'trian'. Did you mean 'train'?"),
     ("train extra", "Got unexpected extra argument"),
     # files
+    ("train --config steps", "--config steps: must end in .toml, .yaml, .yml; a run's is steps/recipe.toml"),
     ("train --rates nowhere.json",
      "--rates nowhere.json: there is no such file; give one that calibrate"),
     ("train --rates bad.json --device cpu",
@@ -132,6 +150,7 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     (tmp_path / "lr").touch()
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "run.json").write_text("[]")
+    (tmp_path / "parts" / "train").mkdir(parents=True)
     (tmp_path / "two.tsv").write_text("one\ttwo\nthree\tfour\n")
     (tmp_path / "short.txt").write_text("short " * 15)
     stderr = run(line, 2).stderr.strip()
@@ -139,6 +158,49 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     assert message in stderr
     assert "\n" not in stderr
     assert not (tmp_path / "runs" / "train").exists()
+
+
+def test_data_by_name_are_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    check_out("digits", "digits/run")
+    check_out("text:digits", "digits/run")
+
+
+@pytest.mark.parametrize("line", ["calibrate --out x/rates.json", "train --calibration-steps 1 --out x"])
+def test_rates_are_complete_or_absent(run, line, tmp_path, monkeypatch):
+    def half(rates, path):
+        Path(path).write_text('{"steps": ')
+        raise OSError("a kill")
+
+    monkeypatch.setattr(LayerRates, "to_json", half)
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "rates.json").write_text("before")
+    assert run(f"{line} --steps 1 --device cpu", 2).stderr == "Error: a kill\n"
+    assert (tmp_path / "x" / "rates.json").read_text() == "before"
+    assert not list((tmp_path / "x").glob("*.partial"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a file that is not to be replaced")
+def test_rates_are_written_to_a_pipe(run, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    run("calibrate --steps 1 --device cpu --out pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    assert os.read(reader, 10) == b'{\n "steps"'
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("path", "closed", "wanted"),
+    [("new", "", True), ("new/er/file", "", True), ("new/er", ".", False), ("file/under", "", False),
+     ("file", "file", False), ("file", ".", False), ("pipe", ".", True), ("pipe", "pipe", False)],
+)  # fmt: skip
+def test_files_that_can_be_written(path, closed, wanted, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr("os.access", lambda place, mode: not closed or place != tmp_path / closed)
+    assert _can_be_written(tmp_path / path) == wanted
 
 
 UNEVEN = """
@@ -245,6 +307,12 @@ def test_a_bug_keeps_its_traceback(run, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.run", broken)
     with pytest.raises(AttributeError, match="a bug"):
         run("train")
+
+
+def test_all_packages_of_the_extra_are_named():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    extra = re.search(r"\ncli = \[\n(.*?)\n\]", text, re.DOTALL)[1]
+    assert {name.lower() for name in EXTRA_CLI.values()} | {"typer"} == set(re.findall(r"\"([\w-]+)>=", extra))
 
 
 @pytest.mark.parametrize(("line", "package"), [("calibrate --plot rates.png", "matplotlib"), ("demo", "pandas")])

@@ -57,8 +57,8 @@ def test_pixels_are_normalized_and_the_rest_is_left_alone():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        (numbered(0, 1, size=2), "a batch of 2 images and 2 targets, not 3: make it leave out"),
-        ([(torch.zeros(3, 1), torch.zeros(2))], "a batch of 3 images and 2 targets"),
+        (numbered(0, 1, size=2), "batch 1: the loader made 2 images and 2 targets, not 3: give every batch the size"),
+        ([*numbered(0, 1), (torch.zeros(3, 1), torch.zeros(2))], "batch 2: the loader made 3 images and 2 targets"),
         ([], "the loader made no batch of 3 images"),
     ],
 )
@@ -71,15 +71,25 @@ def test_batches_that_do_not_fit_are_refused(batches, message):
 @pytest.mark.parametrize(
     "images", [Stream(9, lambda part: numbered(0, 2)), Tensors(torch.rand(9, 1, 4, 4), torch.arange(9))]
 )
-def test_only_the_first_batch_is_checked(images):
+def test_each_batch_is_checked(images):
     """As it was loaded: a stream gives pairs, and a split by index `Loaded`."""
     sampler, seen = MicroBatchSampler(9, seed=0, batch_size=3, micro_batch=3, steps=5), []
-    found = list(train_batches(images, sampler, device=CPU, check=seen.append))
-    assert len(found) == 5
-    [first] = seen
-    assert torch.equal(first[0], found[0].inputs)
-    assert len(list(val_batches(images, batch_size=3, device=CPU, check=seen.append))) > 1
-    assert len(seen) == 2
+    found = list(train_batches(images, sampler, device=CPU, check=lambda *batch: seen.append(batch)))
+    assert [number for _, number in seen] == [1, 2, 3, 4, 5]
+    assert all(torch.equal(batch[0], made.inputs) for (batch, _), made in zip(seen, found, strict=True))
+    tested = list(val_batches(images, batch_size=3, device=CPU, check=lambda *batch: seen.append(batch)))
+    assert [number for _, number in seen[5:]] == list(range(1, len(tested) + 1))
+
+
+def test_a_split_by_index_gives_as_many_images_as_it_is_asked_for():
+    class Fewer(Tensors):
+        def __getitem__(self, wanted):
+            found = super().__getitem__(wanted)
+            return found.inputs[1:], found.targets[1:]
+
+    sampler = MicroBatchSampler(9, seed=0, batch_size=3, micro_batch=3, steps=1)
+    with pytest.raises(ValueError, match="batch 1: the loader made 2 images and 2 targets, not 3: give every batch"):
+        list(train_batches(Fewer(torch.rand(9, 1, 4, 4), torch.arange(9)), sampler, device=CPU))
 
 
 def test_throughput_is_that_of_the_stream():

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+from itertools import islice
 
 import pytest
 import torch
@@ -134,25 +135,31 @@ BATCHES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("part", ["train", "val"])
 @pytest.mark.parametrize(
     # DataLoader makes a tensor of an array
     ("case", "kind"), [(case, kind) for case in BATCHES for kind in ("stream", "by index")[: 2 - (case == "array")]]
 )  # fmt: skip
-def test_a_first_batch_that_does_not_fit_is_refused(case, kind, part, monkeypatch):
+def test_a_batch_that_does_not_fit_is_refused(case, kind, part, number, monkeypatch):
     import own_loader
 
     change, message = BATCHES[case]
 
     class Changed(own_loader.Pairs):
+        made = 0
+
         def __getitem__(self, wanted):
-            return change(*super().__getitem__(wanted))
+            self.made += 1
+            pair = super().__getitem__(wanted)
+            return change(*pair) if self.made == number else pair
 
     def bad(data, **options):
         digits = open_data(data, **options)
         images = getattr(digits, part)
-        first = change(images.inputs[:16], images.targets[:16])
-        split = Stream(len(images), lambda asked: iter([first])) if kind == "stream" else Changed(images)
+        pair = images.inputs[:16], images.targets[:16]
+        made = [*[pair] * (number - 1), change(*pair)]
+        split = Stream(len(images), lambda asked: iter(made)) if kind == "stream" else Changed(images)
         return dataclasses.replace(digits, **{part: split})
 
     monkeypatch.setattr(own_loader, "bad", bad, raising=False)
@@ -160,8 +167,8 @@ def test_a_first_batch_that_does_not_fit_is_refused(case, kind, part, monkeypatc
     training = trainer.Trainer(recipe, World(0, 1, torch.device("cpu")), load_data(recipe))
     training.val_batch = 16
     training.adopt()
-    with pytest.raises(ValueError, match=f"the loader made {message}"):
-        next(training.batches()) if part == "train" else training.test()
+    with pytest.raises(ValueError, match=f"^batch {number}: the loader made {message}"):
+        list(islice(training.batches(), number)) if part == "train" else training.test()
 
 
 IMAGES = torch.zeros(9, 1, 8, 8)

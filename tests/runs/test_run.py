@@ -135,9 +135,11 @@ def test_a_run_does_not_resume_with_other_data_of_the_same_size(change, tmp_path
     assert running.run(recipe) == 0
     [start] = json.loads((tmp_path / "runs/train/run.json").read_text())
     assert start["config"][loop.FINGERPRINT] == load_data(recipe).fingerprint
+    (tmp_path / "data").rename(tmp_path / "moved")
+    recipe = dataclasses.replace(recipe, data=options["data"].replace("data", f"{tmp_path}/./moved"))
     assert running.run(recipe) == 0
-    changed(tmp_path / "data")
-    with pytest.raises(ValueError, match=rf"a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
+    changed(tmp_path / "moved")
+    with pytest.raises(ValueError, match=rf"  data: \S+ -> \S+\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
 
 

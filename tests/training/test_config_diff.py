@@ -1,6 +1,6 @@
 import pytest
 
-from fused_lwlr.training.config_diff import check_config, difference, json_values
+from fused_lwlr.training.config_diff import FINGERPRINT, check_config, difference, json_values
 
 OLD = {"lr": 0.1, "model": "resnet50", "crops": [1, 2], "ema": None, "out": "a"}
 ROWS = [
@@ -44,6 +44,27 @@ def test_the_refusal_lists_free_fields_and_how_to_resume():
     ]
     assert last.startswith("Repeat its options to resume it, or choose another folder (--out). Only --checkpoint-min")
     assert last.endswith(", --wandb, --workers, the number of processes may change.")
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        ({}, []),
+        ({FINGERPRINT: "b"}, ["  data: /a -> /b", f"  {FINGERPRINT}: a -> b"]),
+        ({"loader": "own:load"}, ["  data: /a -> /b"]),
+        ({FINGERPRINT: None}, ["  data: /a -> /b"]),
+    ],
+)
+def test_the_same_data_may_be_at_another_path(change, lines):
+    """The fingerprint of a loader of the user's may be the number of its images alone."""
+    before = {"data": "/a", "val_data": "/a/v.tar", FINGERPRINT: "a"}
+    now = {"data": "/b", "val_data": "/b/v.tar", FINGERPRINT: "a", **change}
+    before |= {name: value for name, value in change.items() if name == "loader" or value is None}
+    if not lines:
+        return check_config(before, now, where="run")
+    with pytest.raises(ValueError, match="run belongs to a run with other options") as caught:
+        check_config(before, now, where="run")
+    assert [line for line in str(caught.value).splitlines()[1:-1] if "val_data" not in line] == lines
 
 
 def test_values_that_json_lacks_are_refused():

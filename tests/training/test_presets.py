@@ -235,7 +235,9 @@ def test_decisions_that_are_not_obvious_are_reported(command, asked):
     assert "The weights are pretrained: training starts from them as they are" in said
     said = command("train --preset resnet50-lars --data x --batch-size 5000").output
     assert "MLPerf has no batch of 5,000 images: interpolated between 4,096 and 8,192" in said
-    assert len(asked) == 2
+    said = command("train --model resnet50").output
+    assert "--model resnet50 is a net for small images, of three stages: ImageNet's is --model timm:resnet50." in said
+    assert len(asked) == 3
 
 
 def test_help_lists_every_option_with_its_default(command):
