@@ -78,7 +78,8 @@ def fused_qkv(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
             yield from ((f"{dot}in_proj_weight", module), (f"{dot}in_proj_bias", module))
         elif name in ("qkv", "c_attn") and (isinstance(module, nn.Linear) or is_conv1d(module)):
-            weight, (inputs, outputs) = module.get_parameter("weight"), fan_dims(module)
+            # a parametrized weight is not a parameter
+            weight, (inputs, outputs) = module.weight, fan_dims(module)
             if name == "qkv" or weight.shape[outputs] == 3 * weight.shape[inputs]:
                 yield from ((f"{dot}weight", module), (f"{dot}bias", module))
 

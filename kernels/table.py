@@ -120,13 +120,11 @@ class Table:
         return True
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
-        """Returns the gradient of each parameter.
-
-        Returns the parameter in place of an absent gradient, since gradients usually have its strides.
-        """
-        # the detached tensors are not kept: they would hold the old memory of a parameter that moves
+        """Returns the gradient of each parameter, in place of an absent one a tensor like its parameter."""
+        # the tensors are not kept: they would hold the old memory of a parameter that moves
         return [
-            param.detach() if grad is None else grad for grad, param in zip(grads, self.columns["param"], strict=True)
+            param.detach().to(self.grad_dtype) if grad is None else grad
+            for grad, param in zip(grads, self.columns["param"], strict=True)
         ]
 
     def _fits(self, grad: Tensor, param: Tensor) -> bool:

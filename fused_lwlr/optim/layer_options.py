@@ -102,8 +102,13 @@ def slices_of(group: dict[str, Any], at: int) -> Entry:
 
 
 def eta_of(entry: Entry, start: int, stop: int | None) -> float | None:
-    """Returns η of a slice of a parameter, or of the whole parameter; None if the parameter has other slices."""
-    return next((own.eta for first, last, own in entry if last is None or (first, last) == (start, stop)), None)
+    """Returns η of a slice of a parameter, or of the whole parameter; None if its elements have several."""
+    found = {
+        own.eta
+        for first, last, own in entry
+        if last is None or stop is None or (first < stop and start < last)
+    }  # fmt: skip
+    return found.pop() if len(found) == 1 else None
 
 
 def labels_of(groups: Groups) -> list[list[str]]:

@@ -136,3 +136,5 @@ def test_gradients_may_have_a_dtype_of_their_own():
         assert table.accept_gradients([torch.ones(5, dtype=torch.bfloat16)])
         assert not table.accept_gradients([torch.ones(5)])
         assert table.accept_gradients([None])
+        # an absent gradient keeps the dtype of gradients, and does not take the dtype of its parameter
+        assert not table.accept_gradients([torch.ones(5)])

@@ -1,5 +1,7 @@
 """Effective learning rates over training: the recorded values, against norms computed by hand."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -188,6 +190,26 @@ def test_slices_are_layers():
     assert one.names == (key,)
     grad = model.blocks[0].attention.qkv.weight.grad[48:96]
     assert one.grad_norm[0, 0] == pytest.approx(grad.norm().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ({"qkv.weight[0:3]": {"weight_decay": 0}}, [0.1, 0.1, 0.1, 0.1]),
+        ({"qkv.weight[0:3]": 0.5}, [0.05, np.nan, 0.1, 0.1]),
+        ({"qkv.weight[0:2]": 0.5, "qkv.weight[2:4]": 2.0, "head.weight": 3.0}, [0.05, 0.2, 0.1, 0.3]),
+        ({"head.weight[0:1]": {"weight_decay": 0}, "head.weight[1:5]": {"lr": 1.0}}, [0.1, 0.1, 0.1, 0.1]),
+        ({"head.weight[0:1]": 2.0}, [0.1, 0.1, 0.1, np.nan]),
+    ],
+)
+def test_slices_of_the_optimizer_need_not_be_the_layers(layers, expected):
+    """A layer has a rate if all slices that it is stepped in have the same."""
+    model = nn.Sequential(OrderedDict(qkv=nn.Linear(4, 6, bias=False), head=nn.Linear(6, 5, bias=False)))
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, layers=layers)
+    recorder = ELRRecorder(model).watch(optimizer)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert_allclose(recorder.history.lr, [expected], rtol=1e-12)
 
 
 def test_json_round_trip_and_figure(tmp_path):

@@ -86,6 +86,14 @@ def test_which_linear_layers_are_three(name, outputs, layers):
     assert (f"{name}.bias[48:96]" in found) == (layers == 3)
 
 
+@pytest.mark.parametrize("name", ["qkv", "c_attn"])
+def test_a_parametrized_projection_is_one_layer_for_each_parameter(name):
+    """Its weight is no parameter, so it has no thirds."""
+    model = nn.Sequential()
+    model.add_module(name, nn.utils.parametrizations.weight_norm(nn.Linear(4, 12, bias=False)))
+    assert [layer.name for layer in layers_of(model)] == [name for name, _ in model.named_parameters()]
+
+
 def test_ones_and_zeros():
     model = nn.ModuleList([Block(), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)])
     for p in model.parameters():

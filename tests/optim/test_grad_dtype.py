@@ -187,3 +187,41 @@ def test_gradients_of_another_precision_are_refused(name, device):
     ours = ALL[name](named, lr=0.1)
     with pytest.raises(RuntimeError, match=r"is torch.float64, but the parameter is torch.float32: set .grad to"):
         ours.step()
+
+
+@every_backend
+@every_dtype
+def test_a_resumed_training_has_the_same_noise_if_a_gradient_is_absent(dtype, backend, device):
+    """Which parameters share a plan, and with it the noise, does not depend on the steps before the checkpoint."""
+
+    def made(values):
+        named = [(f"p{i}", torch.nn.Parameter(value.clone())) for i, value in enumerate(values)]
+        return half_gradients(named, torch.float32)
+
+    named = made([torch.linspace(1, 2, 64, device=device).to(dtype) for _ in range(2)])
+    options = {"lr": 0.1, "stochastic_rounding": True, "backend": backend}
+    ours = ALL["sgd"](named, **options)
+    backward(named, 0)
+    ours.step()
+    again = made([p.detach() for _, p in named])
+    resumed = ALL["sgd"](again, **options)
+    resumed.load_state_dict(ours.state_dict())
+    for params, optimizer in ((named, ours), (again, resumed)):
+        optimizer.zero_grad()
+        backward(params[1:], 1)
+        optimizer.step()
+    assert identical(named[1][1].detach(), again[1][1].detach())
+
+
+@every_backend
+@pytest.mark.parametrize(("dtype", "first"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_a_gradient_in_another_dtype_after_a_step_without_one(dtype, first, backend, device):
+    params = [torch.nn.Parameter(torch.zeros(6, dtype=dtype, device=device)) for _ in range(2)]
+    ours = ALL["sgd"](params, lr=1.0, backend=backend)
+    for own, value in ((first, 1.0), (None, 0.0), (dtype, 0.25)):
+        for param, of in ((params[0], own), (params[1], first)):
+            param.grad = None
+            param.grad_dtype = of
+            param.grad = None if of is None else torch.full_like(param.detach(), value, dtype=of)
+        ours.step()
+    assert params[0].tolist() == [-1.25] * 6

@@ -11,7 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 import fused_lwlr
 
-USE_SUMS = ("kernels.reference.step", "kernels.reference.statistics", "kernels.rules.adamw", "optim.members")
+USE_SUMS = (
+    "kernels.step_arguments", "kernels.reference.step", "kernels.reference.statistics", "kernels.rules.adamw",
+    "optim.members",
+)  # fmt: skip
 
 
 class NoFloat64(TorchDispatchMode):

@@ -64,7 +64,7 @@ def layer_decay(
         blocks: the name of a `Sequential` or `ModuleList` of blocks, or the names of the blocks themselves in order
             ("layer1", "layer2", ... of a ResNet). When None, it is the list that holds nearly all parameters.
         frozen: names of parameters, or patterns with `*` and `?`, that get 0. Their weights do not change in a
-            single bit, although gradients are computed.
+            single bit, although gradients are computed, as long as these are finite.
 
     Returns:
         Parameter name -> η, for `layers=` of an optimizer.
