@@ -192,7 +192,7 @@ def test_gradients_of_another_precision_are_refused(name, device):
 @every_backend
 @every_dtype
 def test_a_resumed_training_has_the_same_noise_if_a_gradient_is_absent(dtype, backend, device):
-    """Which parameters share a plan, and with it the noise, does not depend on the steps before the checkpoint."""
+    """The noise depends on the plan of a parameter, but the plan must not depend on earlier steps."""
 
     def made(values):
         named = [(f"p{i}", torch.nn.Parameter(value.clone())) for i, value in enumerate(values)]
