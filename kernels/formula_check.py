@@ -117,7 +117,8 @@ def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) 
         right, name = False, "an assignment to two names"
     elif isinstance(node, (ast.Assign, ast.Return)):
         # Triton makes a tensor of a number with a name: of 32 bits, so that a product may overflow
-        right, name = _has_tensor(node, function, numbers), "a number with a name"
+        right = _has_tensor(node, function, numbers)
+        name = "a result without an argument" if isinstance(node, ast.Return) else "a number with a name"
     elif isinstance(node, ast.Call):
         called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
         right = not node.keywords and isinstance(called, FunctionType)

@@ -249,6 +249,10 @@ def with_a_named_number(norm):
     return norm * (large * large)
 
 
+def always_half(norm):
+    return 0.5
+
+
 def with_a_comparison(norm):
     return (norm > 1) * norm
 
@@ -332,6 +336,7 @@ REFUSED = {
     ),
     "integers": (own(with_integers), "arithmetic with an integer or a comparison"),
     "a number": (own(with_a_named_number), "a number with a name"),
+    "constant": (own(always_half), "a result without an argument"),
     "another": (own(through_another), "a call of 'with_a_call', which has a call of 'torch.sqrt'"),
     "bool": (own(least_of_two), "must return a factor that depends on its arguments, not tensor"),
     "builtin": (own(max), "must be a function that is defined by def in a file, not <built-in function max>"),
