@@ -1,5 +1,7 @@
 """The queue: the same bits for any number of programs in any order, one launch, and counters reset to zero."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -136,3 +138,24 @@ def test_carried_norms_equal_the_norms_of_the_weights(dtype, device):
         # the gradient twice, and the weights only at first
         size = sum(param.numel() for param in table.columns["param"]) * dtype.itemsize
         assert counted["again"] == (2 if taken == 0 else 1) * size
+
+
+def test_the_order_of_items_follows_the_number_of_threads(monkeypatch):
+    """On one thread updates come soon after their norms, while the cache holds the data; on more, after all norms."""
+    change_sizes(monkeypatch, window=0)
+    module, kinds = sys.modules["fused_lwlr.kernels.triton.step"], []
+    run = module.launch
+
+    def launch_and_note(kernel, *args, **options):
+        kinds.append((kernel.items[:, 1] % 2).tolist())
+        run(kernel, *args, **options)
+
+    monkeypatch.setattr(module, "launch", launch_and_note)
+    table, threads = scaled("sgd", torch.device("cpu")), torch.get_num_threads()
+    try:
+        for count in (1, 2, 1):
+            torch.set_num_threads(count)
+            triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))
+    finally:
+        torch.set_num_threads(threads)
+    assert [each == sorted(each) for each in kinds] == [False, True, False]

@@ -118,3 +118,16 @@ def test_a_skipped_step_writes_nothing(operation, device):
     for backend in (triton, reference):
         backend.step(RULES[operation], table, HYPER[operation], SPHERES, gate)
         equal(table, before, same)
+
+
+def test_scales_that_differ_in_their_retraction_alone(device):
+    """They share a device table, but no kernel, and no workspace with a scale without a retraction."""
+    table = spheres("sgd", torch.float32, device)
+    without = BRAKE._replace(retraction=None)
+    other = BRAKE._replace(retraction=Retraction(0.9, 0.1, fixed=False))
+    for scale in (without, BRAKE, other, SPHERES, without):
+        expected = twin(table)
+        triton.step(RULES["sgd"], table, HYPER["sgd"], scale)
+        reference.step(RULES["sgd"], expected, HYPER["sgd"], scale)
+        equal(table, expected)
+    assert len(table.device_tables) == 1

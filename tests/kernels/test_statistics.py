@@ -141,6 +141,14 @@ def test_workspace_is_ready_for_the_next_call(device):
             grad.copy_(uniform(grad.shape, grad.dtype, device))
 
 
+def test_a_loss_scale_may_come_and_go(device):
+    table = make("statistics", [(TILE + 1,), (5,)], torch.float32, device)
+    expected, scale = triton.statistics(table), torch.full((1,), 4.0, device=device)
+    for _ in range(2):
+        same(triton.statistics(table, grad_scale=scale)[:, 0], expected[:, 0] / 4)
+        same(triton.statistics(table), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("operation", "passes"), [("statistics", 2), ("sgd", 5), ("adamw", 9)])
 def test_one_launch_and_its_bytes(operation, passes, dtype, device):

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from steps import identical
 from tolerances import close, same
 from torch import nn
 from torch.nn import functional
@@ -206,6 +207,23 @@ def test_a_skipped_step_rescales_nothing(device):
             optimizer.step()
             after = net.state_dict()
             assert all(torch.equal(value, after[name]) for name, value in before[0].items()) == bad
+
+
+def test_a_step_without_any_gradient_rescales_nothing(device):
+    model, found, (x, y) = prepared("biased", torch.float32)
+    model.to(device)
+    batch = x.to(device), y.to(device)
+    for backend in ("triton", "torch"):
+        net, layers = deepcopy((model, found))
+        optimizer = fused_lwlr.SGD(net.parameters(), lr=0.1, momentum=0.9, rescale_weights=layers, backend=backend)
+        backward(net, batch, optimizer)
+        optimizer.step()
+        with torch.no_grad():
+            net.stem[0].weight.mul_(3)
+        optimizer.zero_grad()
+        before = deepcopy((net.state_dict(), optimizer.state_dict()["state"]))
+        optimizer.step()
+        assert identical((net.state_dict(), optimizer.state_dict()["state"]), before)
 
 
 def test_survives_deepcopy_and_pickle():
