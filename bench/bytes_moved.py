@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import numpy as np
 
+from fused_lwlr.kernels.triton.tile import KNOWN
+
 
 @contextmanager
 def replaced(name: str, other: Any) -> Iterator[Any]:
@@ -58,7 +60,7 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     worked_on = np.isin(np.arange(table.rows), items[:, 0])
     elements = table.numel * worked_on
     sizes = {name: size * elements * (table._addresses[name] != 0) for name, size in table.itemsizes.items()}
-    if "RULE" not in meta:
+    if "UPDATE" not in meta:
         read = [sizes[name] for name, dtype in zip(("param", "grad"), meta["DTYPES"], strict=True) if dtype]
         return int(sum(read).sum()), 0
     columns = [name for name, dtype in table.dtypes.items() if dtype is not None and name not in ("grad", "step")]
@@ -69,6 +71,6 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     first = ["grad", *(name for name in columns if name != "ema")] if meta["TARGET"] == "direction" else ["grad"]
     norms = sum(sizes[name] for name in first)
     if "param" not in first:
-        norms = norms + np.where(table.known, 0, sizes["param"])
+        norms = norms + np.where(table._flags & KNOWN.value, 0, sizes["param"])
     read = int(np.sum(norms))
     return (once, read) if write else (read, 0)

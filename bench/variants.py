@@ -56,13 +56,13 @@ def variants(dtype: Any) -> Iterator[Variant]:
     for name, (rule, states, numbers) in rules.items():
         columns = dtypes(dtype, "WG" + states, states=len(rule.states))
         meta = {
-            "DTYPES": columns, "RULE": step.rule_of(rule, columns), "DECAY": rule.decay, "ON_DEVICE": False,
+            "DTYPES": columns, "UPDATE": step.rule_of(rule, columns), "DECAY": rule.decay, "ON_DEVICE": False,
             "BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers,
         }  # fmt: skip
         changes: dict[str, dict[str, Any]] = {"": {}}
         if name == "adamw" and dtype != tl.float32:
             exact = formula.compiled(ADAMW.update)
-            changes[", master"] = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "RULE": exact}
+            changes[", master"] = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "UPDATE": exact}
         if name == "adamw" and dtype == tl.bfloat16:
             changes[", ema"] = {"DTYPES": dtypes(dtype, "WGXY", "E", 3)}
         least = rule.least_resident or constants.least_resident("step", len(rule.states))

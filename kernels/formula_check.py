@@ -34,8 +34,8 @@ NAMES: dict[type[ast.AST], str] = {
 
 
 @cache
-def check_formula(function: Any, name: str) -> tuple[str, ...]:
-    """Returns the arguments of the formula of a scaling. `name` is its name in messages.
+def check_formula(function: Any, name: str) -> None:
+    """Checks the formula of a scaling. `name` is its name in messages.
 
     Raises:
         ValueError: it is not a plain function with source in operators, numbers and names of `kernels.formula`, or does
@@ -53,16 +53,14 @@ def check_formula(function: Any, name: str) -> tuple[str, ...]:
             f"{name} cannot be compiled, since it has {problem}: write it with operators, numbers, and where, minimum, "
             "maximum and sqrt of fused_lwlr.kernels.formula"
         )
-    arguments: tuple[str, ...] = function.__code__.co_varnames[: function.__code__.co_argcount]
     one = torch.ones((), dtype=torch.float64, device="cpu")
     try:
         with _OnlyReal():
-            result = function(*[one] * len(arguments))
+            result = function(*[one] * function.__code__.co_argcount)
     except Exception as error:
         raise ValueError(f"{name} fails when all of its arguments are 1: {error}") from error
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         raise ValueError(f"{name} must return a factor that depends on its arguments, not {result!r:.80}")
-    return arguments
 
 
 class _OnlyReal(TorchFunctionMode):

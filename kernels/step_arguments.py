@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -186,7 +188,8 @@ def shrink_of(weight_sq_sum: Tensor) -> Tensor:
     return where(moves, 1.0 / sqrt(where(moves, weight_sq_sum, 1.0)), 1.0)
 
 
-class Gate(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Gate:
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
@@ -204,24 +207,24 @@ class Gate(NamedTuple):
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
 
-    @property
+    @cached_property
     def clip(self) -> float | Tensor:
         """The factor of gradients by clipping."""
         return 1.0 if self.totals is None else clip_of(self.totals[SQ_SUM], self.max_norm)
 
-    @property
+    @cached_property
     def shrink(self) -> float | Tensor:
         """1 / Ŵ."""
         return 1.0 if self.totals is None else shrink_of(self.totals[WEIGHT_SQ_SUM])
 
-    @property
+    @cached_property
     def unscale(self) -> float | Tensor:
         """1 / grad_scale, rounded to float32."""
         if self.grad_scale is None:
             return 1.0
         return self.grad_scale.reshape(()).to(sum_dtype(self.grad_scale.device)).reciprocal().float()
 
-    @property
+    @cached_property
     def skipped(self) -> Tensor | None:
         """Whether nothing is written, bool of no dimension; None if the step cannot be skipped."""
         reasons = [] if self.found_inf is None else [self.found_inf.reshape(()) != 0]

@@ -33,6 +33,7 @@ class Row(NamedTuple):
             is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
         hyper: the index of its hyper row when its parameter has a gradient.
+        label: its name in messages and statistics; "" for a row that is only rescaled.
     """
 
     tensor: int
@@ -43,6 +44,7 @@ class Row(NamedTuple):
     power: int = 0
     counts_for_max_norm: bool = False
     hyper: int = 0
+    label: str = ""
 
 
 class Table:

@@ -21,7 +21,7 @@ from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, labels_of, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.option_table import check_option, names_of
-from fused_lwlr.optim.options import FixedOption, SharedOptions, StepOptions
+from fused_lwlr.optim.options import SharedOptions, StepOptions, fixed
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import (
     DTYPES,
@@ -496,4 +496,4 @@ class FusedOptimizer(torch.optim.Optimizer):
 for _name in names_of("shared"):
     # `scaling` and `backend` are properties
     if not hasattr(FusedOptimizer, _name):
-        setattr(FusedOptimizer, _name, FixedOption(_name))
+        setattr(FusedOptimizer, _name, fixed(_name))

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,13 @@ class SkipReport:
     Attributes:
         skipped: float64 of no dimension, not 0 if the step was skipped because of a gradient.
         arrived: recorded when `skipped` is on the host; None if it is there already.
-        counts: for each plan, the number of non-finite elements of each row, and the names of the rows ("" for a row
-            without a gradient).
+        labels, counts: of each row of all plans, see `Plan.stepped_labels`, and its number of non-finite elements.
     """
 
     skipped: Tensor
     arrived: torch.cuda.Event | None
-    counts: list[tuple[Tensor, list[str]]]
+    labels: list[str]
+    counts: Tensor
 
     def raise_if_skipped(self) -> None:
         """Raises if the step was skipped.
@@ -44,12 +44,7 @@ class SkipReport:
         if self.arrived is not None:
             self.arrived.synchronize()
         if self.skipped.item():
-            bad = [
-                name
-                for rows, names in self.counts
-                for name, count in zip(names, rows.tolist(), strict=True)
-                if name and count
-            ]
+            bad = [label for label, count in zip(self.labels, self.counts.tolist(), strict=True) if label and count]
             more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
             raise FloatingPointError(
                 f"the gradient of {', '.join(map(repr, bad[:5]))}{more} is not finite: the step was skipped, and "
@@ -57,18 +52,8 @@ class SkipReport:
             )
 
 
-class Decision(NamedTuple):
-    """The decisions for a plan before its launch.
-
-    Attributes:
-        scale: one factor for each row, or None.
-        gate: decisions for all rows, or None.
-        statistics: of the step if they are known before it, or None.
-    """
-
-    scale: Scale | Factors | None = None
-    gate: Gate | None = None
-    statistics: Tensor | None = None
+Decision = tuple[Scale | Factors | None, Gate | None]
+"""The factors of a plan's rows and the decisions for all of them, or None."""
 
 
 def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
@@ -97,7 +82,7 @@ def decide(
     if not options.needs_totals and (completion is None or scale is None):
         # without a gate, since an empty one would launch the queue
         gated = [None] * len(plans) if loss_scale is None else gates_on(plans, loss_scale)
-        return [Decision(scale, gate) for gate in gated], None
+        return [(scale, gate) for gate in gated], None
     gates = gates_on(plans, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
     direction = scale is not None and scale.target == "direction"
@@ -113,20 +98,17 @@ def decide(
         sums = measure(options, plans, hyper, DIRECTION if direction and not clips else GRADIENT, gates, completion)
     gates, report = gates_of(options, plans, gates, sums)
     if options.balances:
-        return list(map(Decision, balanced(options, plans, sums), gates)), report
+        return list(zip(balanced(options, plans, sums), gates, strict=True)), report
     if completion is None or scale is None:
-        return [Decision(scale, gate) for gate in gates], report
+        return [(scale, gate) for gate in gates], report
     if direction and clips:
         again = measure(options, plans, hyper, DIRECTION, gates, completion)
         sums = [
             torch.cat((first[:, :WEIGHT_SQ_SUM], second[:, WEIGHT_SQ_SUM:]), dim=1)
             for first, second in zip(sums, again, strict=True)
         ]
-    decisions = []
-    for plan, gate, own in zip(plans, gates, sums, strict=True):
-        factors, statistics = factors_of(options, plan, hyper, scale, own, gate)
-        decisions.append(Decision(factors, gate, statistics))
-    return decisions, report
+    factors = [factors_of(options, *each, hyper, scale) for each in zip(plans, sums, gates, strict=True)]
+    return list(zip(factors, gates, strict=True)), report
 
 
 def balanced(options: StepOptions, plans: Sequence[Plan], sums: Sequence[Tensor]) -> list[Factors]:
@@ -154,21 +136,21 @@ def gates_of(
         skipped = totals[NONFINITE]
         if known is not None:
             skipped = skipped * (known.to(totals.device) == 0).reshape(())
-        labels = [plan.stepped_labels() for plan in plans]
-        report = _send(skipped, [(own[:, NONFINITE], names) for own, names in zip(sums, labels, strict=True)])
+        labels = [label for plan in plans for label in plan.stepped_labels()]
+        report = _send(skipped, labels, joined(sums)[:, NONFINITE])
     max_norm = math.inf if options.clip_global_norm is None else float(options.clip_global_norm)
     decided = [
-        gate._replace(totals=totals.to(plan.device, non_blocking=True), max_norm=max_norm, skip=options.skips)
+        replace(gate, totals=totals.to(plan.device, non_blocking=True), max_norm=max_norm, skip=options.skips)
         for gate, plan in zip(gates, plans, strict=True)
     ]
     return decided, report
 
 
-def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> SkipReport:
+def _send(skipped: Tensor, labels: list[str], counts: Tensor) -> SkipReport:
     if not skipped.is_cuda:
-        return SkipReport(skipped, None, counts)
+        return SkipReport(skipped, None, labels, counts)
     host = torch.empty((), dtype=skipped.dtype, device="cpu", pin_memory=True)
     host.copy_(skipped, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(skipped.device))
-    return SkipReport(host, arrived, counts)
+    return SkipReport(host, arrived, labels, counts)

@@ -38,30 +38,27 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
             "layers= matches names, but the parameters have none: pass model.named_parameters(), or groups of named "
             "parameters"
         )
-    found: list[list[Ranges]] = [[{None: SAME} for _ in group["params"]] for group in groups]
-    by_name: dict[str, list[Ranges]] = {}
-    for group, own in zip(groups, found, strict=True):
-        for name, ranges in zip(group["param_names"], own, strict=True):
-            by_name.setdefault(name, []).append(ranges)
+    # parameters of one name, in several groups, have the same options
+    ranges: dict[str, Ranges] = {name: {None: SAME} for group in groups for name in group["param_names"]}
     for key, value in (item for mapping in mappings for item in mapping.items()):
         if not isinstance(key, str):
             raise ValueError(f"layers= has the key {key!r:.80}, but keys are names or patterns of names")
         options = options_of(value, key, groups)
-        pattern, start, stop = (key, 0, None) if key in by_name else split_name(key)
-        if stop is None and key not in by_name and key.endswith("]") and ":" in key.rpartition("[")[2]:
+        pattern, start, stop = (key, 0, None) if key in ranges else split_name(key)
+        if stop is None and key not in ranges and key.endswith("]") and ":" in key.rpartition("[")[2]:
             raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
-        for name in find(pattern, by_name, "layers=", "parameter of this optimizer"):
-            for ranges in by_name[name]:
-                if stop is None:
-                    ranges.update({cut: own.updated(options) for cut, own in ranges.items()})
-                else:
-                    ranges[start, stop] = ranges.get((start, stop), ranges[None]).updated(options)
+        for name in find(pattern, ranges, "layers=", "parameter of this optimizer"):
+            own = ranges[name]
+            for cut in own.copy() if stop is None else [(start, stop)]:
+                own[cut] = own.get(cut, own[None]).updated(options)
     return [
         [
-            _entry(name, param, sorted(Slice(*cut, options) for cut, options in ranges.items() if cut), ranges[None])
-            for name, param, ranges in zip(group["param_names"], group["params"], own, strict=True)
+            _entry(
+                name, param, sorted(Slice(*cut, own) for cut, own in ranges[name].items() if cut), ranges[name][None]
+            )
+            for name, param in zip(group["param_names"], group["params"], strict=True)
         ]
-        for group, own in zip(groups, found, strict=True)
+        for group in groups
     ]
 
 

@@ -29,7 +29,6 @@ class Member:
         param: the tensor.
         label: its name in messages.
         rows: its rows, as rows of the first tensor of a table.
-        labels: the label of each row; "" for a tensor that is only rescaled.
         entries: the entries of its state, without step counts of the host.
         steps: the number of steps taken, see `state_of`.
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
@@ -39,7 +38,6 @@ class Member:
     param: Tensor
     label: str
     rows: list[Row]
-    labels: list[str]
     entries: dict[str, Tensor]
     steps: float = 1.0
     is_stepped: bool = True
@@ -94,7 +92,7 @@ def members_of(
             continue
         label = f"parameter {name!r}"
         entries, steps = state_of(options, group, at, label, state, on_device)
-        member = Member(position, param, label, [], [], entries, steps)
+        member = Member(position, param, label, [], entries, steps)
         members.append(member)
         scaled = options.scales(group, at)
         for layer in slices_of(group, at):
@@ -103,9 +101,8 @@ def members_of(
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
             index = hyper.setdefault((number, variant), len(hyper))
-            row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index)
+            row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index, label=layer.label(name))
             member.rows.append(local_row(row, param))
-            member.labels.append(layer.label(name))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
     # step counts share no memory; the given ones if possible, since a graph may count in them
@@ -152,7 +149,7 @@ def _add_targets(
             state = states.get(target.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
             label, position = "a tensor that is only rescaled", count + len(members)
-            member = Member(position, target.tensor, label, [Row(0)], [""], entries, is_stepped=False)
+            member = Member(position, target.tensor, label, [Row(0)], entries, is_stepped=False)
             known[id(target.tensor)] = member
             members.append(member)
         if target.counts_for_max_norm and len(member.rows) > 1:

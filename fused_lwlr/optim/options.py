@@ -43,20 +43,16 @@ class SharedOptions(TypedDict, total=False):
     backend: Backend
 
 
-class FixedOption:
-    """An attribute of optimizers: an option that can be read, but not changed after construction."""
+def fixed(name: str) -> Any:
+    """Returns a property of optimizers: an option that can be read, but not changed after construction."""
 
-    def __init__(self, name: str):
-        self._name = name
-
-    def __get__(self, optimizer: Any, owner: Any = None) -> Any:
-        return self if optimizer is None else getattr(optimizer.options, self._name)
-
-    def __set__(self, optimizer: Any, value: Any) -> None:
+    def refuse(optimizer: Any, value: Any) -> None:
         raise AttributeError(
-            f"{self._name} cannot be changed after construction: make another {optimizer.options.optimizer} with "
-            f"{self._name}={shown(value)}, and load the state dict of this one"
+            f"{name} cannot be changed after construction: make another {optimizer.options.optimizer} with "
+            f"{name}={shown(value)}, and load the state dict of this one"
         )
+
+    return property(lambda optimizer: getattr(optimizer.options, name), refuse)
 
 
 @dataclass(frozen=True)

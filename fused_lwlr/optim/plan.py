@@ -23,7 +23,6 @@ class Plan:
 
     Args:
         addressable: whether kernels can reach the members.
-        capturable: whether steps may be captured in a CUDA graph.
 
     Attributes:
         backend: the module that steps it.
@@ -33,7 +32,7 @@ class Plan:
         statistics: the statistics of the last step, or None.
     """
 
-    def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool, capturable: bool):
+    def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool):
         self.members, self.addressable = members, addressable
         self.rescales = any(member.is_rescaled for member in members)
         columns = _columns(options, members)
@@ -44,7 +43,6 @@ class Plan:
         if addressable:
             # the next step compares the forms of its gradients with the forms of these
             self.table.accept_gradients(columns["grad"])
-        self.table.capturable = capturable
         self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
         if self._counts:
             # the state shares memory with the array that a step increments
@@ -76,27 +74,22 @@ class Plan:
 
     def stepped_labels(self) -> list[str]:
         """Returns the label of each row; "" if it has no gradient in the last or next step."""
-        labels = [label for member in self.members for label in member.labels]
-        return [label if one else "" for label, one in zip(labels, self.table.stepped.tolist(), strict=True)]
+        return [row.label if one else "" for row, one in zip(self.table.rows, self.table.stepped.tolist(), strict=True)]
 
     def count(self) -> None:
-        """Counts a step of the parameters that had a gradient, if the host counts steps."""
-        if self._counts:
-            self.table.steps[np.frombuffer(self.table.present, dtype=bool)] += 1
+        """Counts a step of the parameters that had a gradient; at most one for a rule that does not count steps."""
+        own = np.frombuffer(self.table.present, dtype=bool)
+        self.table.steps[own] = self.table.steps[own] + 1 if self._counts else 1
 
-    def store(self, states: Any, *, stepped: bool) -> None:
-        """Stores the state of the members that had a gradient in this step, or of the others."""
-        for i, (member, present) in enumerate(zip(self.members, self.table.present, strict=True)):
-            if member.is_stepped and bool(present) is stepped:
-                if not self._counts and stepped:
-                    # it has taken its first step
-                    self.table.steps[i] = 1
-                # SGD without momentum has no entries, and makes no state
-                if member.entries:
-                    states.setdefault(member.param, {}).update(member.entries)
-                if member.param in states and "step" not in member.entries:
-                    # no later step would update the count
-                    states[member.param].pop("step", None)
+    def store(self, states: Any) -> None:
+        """Stores the state of all members."""
+        for member in self.members:
+            # SGD without momentum has no entries, and makes no state
+            if member.is_stepped and member.entries:
+                states.setdefault(member.param, {}).update(member.entries)
+            if member.is_stepped and member.param in states and "step" not in member.entries:
+                # no later step would update the count
+                states[member.param].pop("step", None)
 
 
 def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[Any]]:
@@ -111,9 +104,9 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
     return columns
 
 
-def plans_of(options: StepOptions, members: Sequence[Member], *, capturable: bool) -> list[Plan]:
-    """Returns one plan for each kind of members. `Plan` describes the arguments."""
+def plans_of(options: StepOptions, members: Sequence[Member]) -> list[Plan]:
+    """Returns one plan for each kind of members."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)
-    return [Plan(options, own, addressable=kind[-1], capturable=capturable) for kind, own in kinds.items()]
+    return [Plan(options, own, addressable=kind[-1]) for kind, own in kinds.items()]

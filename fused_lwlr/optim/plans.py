@@ -57,8 +57,9 @@ class Plans:
         check_gradients(options, groups)
         members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._targets)
         self._fits_any_gradients = check_members(members)
-        capturable = any(group["capturable"] for group in groups)
-        self.plans = plans_of(options, members, capturable=capturable)
+        self.plans = plans_of(options, members)
+        for plan in self.plans:
+            plan.table.capturable = any(group["capturable"] for group in groups)
 
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
@@ -75,7 +76,7 @@ class Plans:
             self._completion = completion_of(held, self.plans[0].device)
         # the addresses after the first step, see `_places_of`
         self._places: Any = None
-        # `_changes` of the last step, None before the first step
+        # `changes` of the tables in the last step, None before the first step
         self._last: list[int] | None = None
         self._choose_launches()
 
@@ -99,7 +100,7 @@ class Plans:
         for plan in self.plans:
             if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
                 return False
-        if [plan.table.changes for plan in self.plans] != self._changes:
+        if not self.repeats:
             if not self._fits_any_gradients:
                 return False
             self._choose_launches()
@@ -124,16 +125,17 @@ class Plans:
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
             plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=plan.rounding_seed)
-            for plan, (scale, gate, _) in zip(plans, decisions, strict=True)
+            for plan, (scale, gate) in zip(plans, decisions, strict=True)
         ]
         with uninterrupted():
-            for plan, launch, (_, _, statistics) in zip(plans, launches, decisions, strict=True):
-                found = launch()
-                plan.statistics = found if statistics is None else statistics
+            for plan, launch in zip(plans, launches, strict=True):
+                # factors that were computed before the step have set their statistics
+                if (statistics := launch()) is not None:
+                    plan.statistics = statistics
                 # at once, so that a launch that fails leaves the plans before it stepped in full
                 plan.count()
                 if self._last is None:
-                    plan.store(states, stepped=True)
+                    plan.store(states)
             if self._distributed:
                 # kernels increment the versions of local parts only
                 present = chain.from_iterable(plan.table.present for plan in self.plans)
@@ -144,8 +146,9 @@ class Plans:
                 ]
                 increment_version(list(filter(is_distributed, whole)))
             if self._last is None:
+                # also of plans that wait for their first gradient
                 for plan in self.plans:
-                    plan.store(states, stepped=False)
+                    plan.store(states)
                 drop_stale(options, groups, states)
                 # tensors that kernels cannot reach may change unnoticed: then each step needs new plans
                 if all(plan.addressable for plan in self.plans):
@@ -164,6 +167,10 @@ class Plans:
         """Whether the last step had gradients of the same parameters as now, in the same forms."""
         return self._last == self._changes
 
+    @property
+    def _changes(self) -> list[int]:
+        return [plan.table.changes for plan in self.plans]
+
     def _places_of(self, params: Sequence[Tensor], states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
         own = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
@@ -180,7 +187,6 @@ class Plans:
 
     def _choose_launches(self) -> None:
         """Decides which plans are launched, for the gradients that are present."""
-        self._changes = [plan.table.changes for plan in self.plans]
         if self._targets:
             for plan in self.plans:
                 # a row without a gradient is only rescaled

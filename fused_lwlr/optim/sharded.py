@@ -47,9 +47,9 @@ def measure(
 
 
 def factors_of(
-    options: StepOptions, plan: Plan, hyper: Sequence[Hyper], scale: Scale, sums: Tensor, gate: Gate
-) -> tuple[Factors, Tensor]:
-    """Returns the factors of a plan, and the statistics of its step, from its sums over all processes."""
+    options: StepOptions, plan: Plan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], scale: Scale
+) -> Factors:  # fmt: skip
+    """Returns the factors of a plan, and sets the statistics of its step, from its sums over all processes."""
     sums = sums.to(plan.device)
     of_row = uploaded(torch.from_numpy(plan.table.hyper_row), plan.device)
     multipliers = torch.tensor([row.multiplier for row in plan.table.rows], dtype=sums.dtype, device="cpu")
@@ -57,8 +57,8 @@ def factors_of(
     weight_decay = as_tensor([h.decay for h in hyper], sums)[of_row]
     radii = plan.table.radii().double() if options.on_spheres else None
     rho = scale.finalize(sums, plan.scaled & plan.stepped(), gate.clip, lr, weight_decay, radii)
-    found = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
-    return Factors(sums[:, FACTOR], scale.target, rho), found
+    plan.statistics = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
+    return Factors(sums[:, FACTOR], scale.target, rho)
 
 
 def as_tensor(values: Sequence[float | Tensor], like: Tensor) -> Tensor:

@@ -46,20 +46,16 @@ def state_of(
             entries[name] = state[name]
     columns = options.rule.columns(group)
     first = _was_skipped(on_device, state, label) or all(state.get(name) is None for name in columns)
-    if on_device and columns and first and not options.rule.counts_steps:
-        # steps that were taken without momentum do not count
-        state = {name: value for name, value in state.items() if name != "step"}
-    if on_device:
-        step = state.get("step", 0)
-        if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
-            # the host does not wait for a count on a device
-            _count_of(state, label)
-        # state without a count is from steps that the host counted or did not need to count
-        entries["step"] = torch.as_tensor(
-            state.get("step", float(not first)), dtype=torch.float32, device=param.device
-        )  # fmt: skip
-        return entries, 1.0
-    return entries, _count_of(state, label) if options.rule.counts_steps else float(not first)
+    if not on_device:
+        return entries, _count_of(state, label) if options.rule.counts_steps else float(not first)
+    # steps that were taken without momentum do not count
+    forgets = bool(columns) and first and not options.rule.counts_steps
+    step = float(not first) if forgets else state.get("step", float(not first))
+    if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
+        # the host does not wait for a count on a device
+        _count_of({"step": step}, label)
+    entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=param.device)
+    return entries, 1.0
 
 
 def is_complete(

@@ -7,7 +7,7 @@ import threading
 from _signal import getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 NAMES = ("HUP", "INT", "USR1", "USR2", "ALRM", "TERM")
@@ -40,18 +40,9 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         postponing = False
-        try:
+        with ExitStack() as stack:
+            # after the handlers are back, all of them even if one raises
+            for number in reversed(pending):
+                stack.callback(signal.raise_signal, number)
             for number, handler in handlers.items():
                 set_handler(number, handler)
-        finally:
-            if pending:
-                _deliver(pending)
-
-
-def _deliver(pending: list[int]) -> None:
-    """Sends signals to this process, all of them even if a handler raises."""
-    try:
-        signal.raise_signal(pending.pop(0))
-    finally:
-        if pending:
-            _deliver(pending)

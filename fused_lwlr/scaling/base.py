@@ -115,7 +115,8 @@ class Scaling:
         formula, target, name = cls.formula, self.target(rule), cls.__name__
         if not callable(formula):
             raise ValueError(f"{name}.formula={formula!r:.80} must be a function: define it as a static method")
-        arguments = check_formula(formula, f"{name}.formula")
+        check_formula(formula, f"{name}.formula")
+        arguments = Scale(formula, target).arguments
         numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
         own = [each for each in numbers if each in arguments]
         for each in numbers:

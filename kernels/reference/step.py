@@ -26,21 +26,18 @@ from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 
 class Shared(NamedTuple):
-    """The arguments of a step that all rows share, and the decisions of its `Gate`."""
+    """The arguments of a step that all rows share."""
 
     rule: Rule
     scale: Scale | Factors | None
+    gate: Gate
     write: bool
     rounding_seed: int | None
-    clip: Factor
-    shrink: Factor
-    unscale: Factor
-    skipped: Tensor | None
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns a tensor to compute in: itself; a copy of half precision, and if its values may have to stay."""
         result = wide(tensor)
-        return result if (self.write and self.skipped is None) or result is not tensor else result.clone()
+        return result if (self.write and self.gate.skipped is None) or result is not tensor else result.clone()
 
 
 @torch.no_grad()
@@ -76,11 +73,7 @@ def step(
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
         `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
-    gate = gate or Gate()
-    shared = Shared(
-        rule, scale, write, rounding_seed, clip=gate.clip, shrink=gate.shrink, unscale=gate.unscale,
-        skipped=gate.skipped,
-    )  # fmt: skip
+    shared = Shared(rule, scale, gate or Gate(), write, rounding_seed)
     statistics = radii = retraction = None
     if isinstance(scale, Scale):
         device, retraction = table.columns["param"][0].device, scale.retraction
@@ -101,11 +94,11 @@ def step(
             _store_row(shared, i, steps, (param, master_weight, *stored), (w, w, *results))
             if ema is not None:
                 weight = param if master_weight is None else master_weight
-                _store(ema, shared.own(ema).lerp_(wide(weight), 1 - h.ema), shared.skipped)
+                _store(ema, shared.own(ema).lerp_(wide(weight), 1 - h.ema), shared.gate.skipped)
     for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
         # all rows of a tensor need the count before this step
         if write and steps is not None and grad is not None:
-            _store(steps, steps + 1, shared.skipped)
+            _store(steps, steps + 1, shared.gate.skipped)
     return statistics if statistics is None or retraction else statistics[:, : len(STEP_STATISTICS)]
 
 
@@ -133,7 +126,7 @@ def new_values(
         # the exact weight of the elements that it still rounds to
         w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
     states = [None if state is None else shared.own(state) for state in stored]
-    g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.unscale)
+    g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.gate.unscale)
     s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
     rho: Factor = 1.0
     if isinstance(scale, Factors):
@@ -143,14 +136,14 @@ def new_values(
 
         def finalize() -> tuple[Factor, Factor]:
             """Returns s and ρ, and stores the statistics that follow from the sums."""
-            found = scale.finalize(sums, row.scaled, shared.clip, lr, weight_decay, radius)
+            found = scale.finalize(sums, row.scaled, shared.gate.clip, lr, weight_decay, radius)
             return (sums[FACTOR], 1.0 if found is None else found) if row.scaled else (1.0, 1.0)
 
         weight = w if scale.target == "direction" else wide(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
         if scale.target != "direction":
             s[scale.target], rho = finalize()
-    g = times(times(g, shared.clip), s["gradient"])
+    g = times(times(g, shared.gate.clip), s["gradient"])
     g = -g if h.maximize else g
     if rule.decay == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
@@ -163,7 +156,7 @@ def new_values(
     if row.power:
         # the first state is the momentum
         momentum, *others = results
-        shrink = shared.shrink**row.power
+        shrink = shared.gate.shrink**row.power
         w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
     return times(w, rho), list(results)
 
@@ -182,7 +175,7 @@ def _store_row(
             # positions of its parameter, too
             key = key_of(seed, index, taken)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
-        _store(tensor, result, shared.skipped)
+        _store(tensor, result, shared.gate.skipped)
 
 
 def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:

@@ -132,7 +132,7 @@ class DeviceTable:
         if workspace is not None and workspace.versions is not None and not capturing:
             self._flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
         used = [*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())] if capturing else None
-        self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
+        self._upload.send(capturable=table.capturable, used=used)
 
     def _accept_gradients(self, table: Table) -> None:
         """Sets the addresses of gradients and the active rows."""
@@ -165,10 +165,8 @@ class DeviceTable:
         """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows."""
         stepped = present[self._tensor]
         self.active = stepped | self._rescaled
-        self._active_params = present
-        if self.rescales:
-            self._active_params = present.copy()
-            self._active_params[self._tensor[self._rescaled]] = True
+        self._active_params = present.copy()
+        self._active_params[self._tensor[self._rescaled]] = True
         self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
@@ -193,12 +191,6 @@ class DeviceTable:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
         params = self._columns["param"]
         return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
-
-    @property
-    def known(self) -> np.ndarray:
-        """For each row, whether the next launch uses Σw² of an earlier launch, bool."""
-        known: np.ndarray = self._flags & KNOWN.value != 0
-        return known
 
     @property
     def active_numel(self) -> np.ndarray:
@@ -239,14 +231,9 @@ class DeviceTable:
             yield from scratch.values()
 
 
-def device_table_of(
-    table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: Callable[[], int]
-) -> DeviceTable:  # fmt: skip
-    """Returns the device table of a table for these columns; a new one if hyper rows have another shape.
-
-    `tile` returns the elements of a tile. It is called for a new device table only.
-    """
+def device_table_of(table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int) -> DeviceTable:
+    """Returns the device table of a table for these columns; a new one if hyper rows have another shape."""
     found: DeviceTable | None = table.device_tables.get(columns)
     if found is None or found.hyper_shape != hyper_shape:
-        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile())
+        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile)
     return found

@@ -10,7 +10,7 @@ from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import reduce_slots
 from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load
-from fused_lwlr.kernels.triton.update import GRAD, PARAM, new_values
+from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, new_values
 
 STATISTICS = tl.constexpr(len(RETRACTION_STATISTICS))
 ABS_SUM, SQ_SUM, NONFINITE, DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(6))
@@ -37,10 +37,7 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 
 
 @triton.jit
-def add_norms(
-    at, offs, stop, scalars, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
+def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
     """Adds a block to Σ|g|, Σg², non-finite g and Σd², see `visit`; with a direction also to ⟨w, d⟩ and Σw².
 
     `scalars` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
@@ -50,10 +47,10 @@ def add_norms(
     if RULE is not None:
         # first, so that all columns are loaded before one is used
         w, d, _ = new_values(
-            at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_last"
+            at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, FULL, "evict_last"
         )  # fmt: skip
-        if DECAY == "decoupled":
-            d += weight_decay_of(hyper, ON_DEVICE) * w
+        if RULE[DECAY] == "decoupled":
+            d += weight_decay_of(hyper, RULE[ON_DEVICE]) * w
         if not FULL:
             d = tl.where(offs < stop, d, 0.0)
         direction_sum += fold(d * d, FULL)
@@ -74,10 +71,7 @@ def add_norms(
 
 
 @triton.jit
-def add_weights(
-    at, offs, stop, scalars, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
+def add_weights(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
     """Adds a block to Σw², see `visit`."""
     w = load(at[PARAM], offs, stop, DTYPES[PARAM], FULL, "evict_last")
     return (sums[0] + fold(w * w, FULL),)

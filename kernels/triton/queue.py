@@ -115,7 +115,7 @@ def queue_kernel(
     seed,  # seed of stochastic rounding, or None
     DTYPES: tl.constexpr,  # see update.py
     STEP: tl.constexpr,  # dtype of step counts on the device, or None
-    RULE: tl.constexpr,  # see `Rule.update`
+    UPDATE: tl.constexpr,  # see `Rule.update`
     DECAY: tl.constexpr,  # see `Rule.decay`
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
@@ -138,6 +138,7 @@ def queue_kernel(
     clip, shrink, skipped = read_gate(totals, max_norm, found_inf, SKIP, RESCALE)
     unscale = inverse_of(grad_scale)
     TILE: tl.constexpr = BLOCK * PASSES
+    RULE: tl.constexpr = (UPDATE, DECAY, ON_DEVICE)
     DIRECTION: tl.constexpr = TARGET == "direction"
     weight_partials = partials + WEIGHT_SUM * tiles
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
@@ -161,8 +162,7 @@ def queue_kernel(
             factor = unscale if DIRECTION else sign * unscale
             sums = visit(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
-                6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None, DECAY, ON_DEVICE, BLOCK,
-                1 if DIRECTION else AT_ONCE,
+                6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None, BLOCK, 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
             for i in tl.static_range(4):
                 tl.store(partials + i * tiles + slot, sums[i])
@@ -176,7 +176,7 @@ def queue_kernel(
                 if known:
                     known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
                 if not known:
-                    squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, DECAY, False, BLOCK, AT_ONCE)
+                    squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, BLOCK, AT_ONCE)
                     tl.store(weight_partials + slot, squares[0])
                     tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
             # loaded here and not before the loops, where they would take registers
@@ -205,7 +205,7 @@ def queue_kernel(
                     rho if RETRACTS else divisor, divisor, hyper,
                     None if seed is None else key_of(seed, row, steps), start,
                 ),
-                1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,
+                1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip
             if TARGET is not None:
                 # for the norms of the next step; a direction does not need it, but fewer loads are in flight without it

@@ -24,10 +24,7 @@ INDICES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 
 @triton.jit
-def _add_block(
-    at, offs, stop, scalars, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
+def _add_block(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
     """Adds a block to ACCUMULATORS, see `visit`. `scalars` is (1 / grad_scale,)."""
     w = load(at[0], offs, stop, DTYPES[0], FULL, "")
     g = load(at[1], offs, stop, DTYPES[1], FULL, "") * scalars[0]
@@ -99,8 +96,8 @@ def statistics_kernel(
         start = index.to(tl.int64) * (BLOCK * PASSES)
         at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK * PASSES)
         sums = visit(
-            _add_block, at, aligned, stop, (unscale,), 6, DTYPES, None, None, False,
-            BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
+            _add_block, at, aligned, stop, (unscale,), 6, DTYPES, None, BLOCK,
+            AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
         )  # fmt: skip
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])
@@ -125,7 +122,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, ("param", "grad"), (0, 0), lambda: sizes.statistics_tile)
+    device_table = device_table_of(table, ("param", "grad"), (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
     workspace = device_table.workspace(
         "statistics",

@@ -48,9 +48,8 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     hyper_rows = hyper_rows_of(rule, hyper, more, table)
-    device = table.columns["param"][0].device
-    shape = hyper_rows.values.shape
-    device_table = device_table_of(table, columns_of(rule), shape, lambda: sizes_of(device).queue_tile)
+    sizes = sizes_of(table.columns["param"][0].device)
+    device_table = device_table_of(table, columns_of(rule), hyper_rows.values.shape, sizes.queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
@@ -58,11 +57,11 @@ def prepare(
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
         ("step", rule, hyper_rows.on_device),
-        lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block),
+        lambda: work.tile_list(device_table.active_numel, sizes.step_block),
         lambda items: Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, hyper_rows),
+            BLOCK=sizes.step_block, **_common(device_table, rule, hyper_rows),
         ),
     )  # fmt: skip
 
@@ -105,7 +104,7 @@ def _queued(
         device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
-    least = least_resident("queue", len(rule.states))
+    sizes, least = sizes_of(device_table.buffer.device), least_resident("queue", len(rule.states))
     programs, most = residents(device_table.buffer.device, least, PER_PROCESSOR)
     own = formula and (formula.formula, *formula.numbers, retraction)
     kernel = device_table.kernel(
@@ -113,9 +112,12 @@ def _queued(
         lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
         lambda items: Kernel(
             queue.queue_kernel, device_table, items, arguments, registers=most_registers(least),
-            **_common(device_table, rule, hyper_rows), **_of_queue(device_table, formula), TARGET=target,
+            **_common(device_table, rule, hyper_rows), STEP=device_table.dtypes["step"], TARGET=target,
+            FORMULA=formula and compiled(formula.formula), RETRACTION=retraction and tuple(retraction),
+            ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
-            RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, RETRACTS=retracts,
+            RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,
+            PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
         ),
     )  # fmt: skip
 
@@ -184,20 +186,8 @@ def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dic
     """Returns the compile-time arguments of both kernels."""
     dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
     return {
-        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": hyper_rows.on_device,
+        "DTYPES": dtypes, "UPDATE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": hyper_rows.on_device,
         "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
-    }  # fmt: skip
-
-
-def _of_queue(device_table: DeviceTable, formula: Scale | None) -> dict[str, Any]:
-    """Returns the compile-time arguments of the queue that a scale and the device decide."""
-    sizes = sizes_of(device_table.buffer.device)
-    return {
-        "FORMULA": formula and compiled(formula.formula),
-        "RETRACTION": formula and formula.retraction and tuple(formula.retraction),
-        "ARGUMENTS": formula and arguments_of(formula, device_table.hyper_shape[1]),
-        "STEP": device_table.dtypes["step"], "BLOCK": sizes.block, "PASSES": sizes.queue_passes,
-        "AT_ONCE": sizes.at_once, "SLOTS": sizes.queue_slots,
     }  # fmt: skip
 
 

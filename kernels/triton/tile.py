@@ -152,9 +152,7 @@ def visit(
     scalars,
     SUMS: tl.constexpr,  # number of accumulators: 1, 4 or 6
     DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
-    RULE: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr,
+    RULE: tl.constexpr,  # see update.py; None for a function that needs no direction
     BLOCK: tl.constexpr,  # elements of a full block; other blocks have TAIL
     AT_ONCE: tl.constexpr,  # full blocks that are loaded before the first is used, if there are registers for them
     MAXIMUM: tl.constexpr = False,  # see `total`
@@ -162,7 +160,7 @@ def visit(
     """Applies FUNCTION to all blocks of a tile, and returns the totals of its accumulators.
 
     FUNCTION adds one block to the accumulators, and returns them. Its arguments are `at`, the offsets `offs` of the
-    block in the tile, `stop`, `scalars`, the accumulators `sums`, DTYPES, RULE, DECAY, ON_DEVICE and FULL, see `load`.
+    block in the tile, `stop`, `scalars`, the accumulators `sums`, DTYPES, RULE and FULL, see `load`.
     """
     NARROW: tl.constexpr = TAIL if BLOCK > TAIL else BLOCK
     begin = tl.zeros([], tl.int32)
@@ -170,19 +168,17 @@ def visit(
     while (begin + BLOCK * AT_ONCE <= stop) & aligned:
         for i in tl.static_range(AT_ONCE):
             offs = begin + i * BLOCK + tl.arange(0, BLOCK)
-            full = FUNCTION(at, offs, stop, scalars, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
+            full = FUNCTION(at, offs, stop, scalars, full, DTYPES, RULE, True)
         begin += BLOCK * AT_ONCE
     if AT_ONCE > 1:
         while (begin + BLOCK <= stop) & aligned:
-            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, scalars, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
+            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, scalars, full, DTYPES, RULE, True)
             begin += BLOCK
     totals = total(full, MAXIMUM)
     if begin < stop:
         rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
         while begin < stop:
-            rest = FUNCTION(
-                at, begin + tl.arange(0, NARROW), stop, scalars, rest, DTYPES, RULE, DECAY, ON_DEVICE, False
-            )
+            rest = FUNCTION(at, begin + tl.arange(0, NARROW), stop, scalars, rest, DTYPES, RULE, False)
             begin += NARROW
         others = total(rest, MAXIMUM)
         both = ()

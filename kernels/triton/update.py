@@ -4,8 +4,7 @@ Tuples have these orders:
 
     DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
     at       the addresses of a tile in these columns, 0 if absent
-    RULE     see `fused_lwlr.kernels.rules.base.Rule.update`
-    DECAY    see `fused_lwlr.kernels.rules.base.Rule.decay`
+    RULE     UPDATE and DECAY of `fused_lwlr.kernels.rules.base.Rule`, and ON_DEVICE
     hyper    a row of hyper-parameters, see hyper_rows.py
 
 `offs`, `stop`, FULL and EVICT are explained at `load`. ON_DEVICE says whether numbers of hyper rows may be addresses.
@@ -23,6 +22,8 @@ from fused_lwlr.kernels.triton.tile import HYPER_ROW, TAIL, entry, fold, load, s
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
+UPDATE, DECAY, ON_DEVICE = (tl.constexpr(i) for i in range(3))
+"""Places in RULE."""
 cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
 
@@ -45,8 +46,8 @@ def read_row(
 
 @triton.jit
 def new_values(
-    at, offs, stop, factors, coefficients, hyper, DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr,
-    ON_DEVICE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
+    at, offs, stop, factors, coefficients, hyper, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr,
+    EVICT: tl.constexpr,
 ):  # fmt: skip
     """Returns the weight, the direction and the new states, as float32. The direction includes cautious decay.
 
@@ -63,19 +64,18 @@ def new_values(
     for i in tl.static_range(STATE, len(at)):
         states += (load(at[i], offs, stop, DTYPES[i], FULL, EVICT),)  # type: ignore[assignment]
         present += (at[i] != 0,)  # type: ignore[assignment]
-    if DECAY == "coupled":
-        weight_decay = weight_decay_of(hyper, ON_DEVICE)
+    if RULE[DECAY] == "coupled":
+        weight_decay = weight_decay_of(hyper, RULE[ON_DEVICE])
         g = tl.where(weight_decay != 0, g + weight_decay * w, g)
-    d, states = RULE(w, g * factors[1], states, present, coefficients, hyper)
-    if DECAY == "cautious":
-        d = cautious(d, w, weight_decay_of(hyper, ON_DEVICE))
+    d, states = RULE[UPDATE](w, g * factors[1], states, present, coefficients, hyper)
+    if RULE[DECAY] == "cautious":
+        d = cautious(d, w, weight_decay_of(hyper, RULE[ON_DEVICE]))
     return w, d, states
 
 
 @triton.jit
 def step_block(
-    at, offs, stop, scalars, DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr,
-    FULL: tl.constexpr, EVICT: tl.constexpr,
+    at, offs, stop, scalars, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr
 ):  # fmt: skip
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
@@ -84,11 +84,9 @@ def step_block(
     new first state. `key` is for stochastic rounding, or None; `start` is the position of the tile in the row.
     """
     rate, decay, factors, coefficients, rho, shrink, hyper, key, start = scalars
-    w, d, states = new_values(
-        at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, EVICT
-    )  # fmt: skip
+    w, d, states = new_values(at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, FULL, EVICT)
     e = load(at[EMA], offs, stop, DTYPES[EMA], FULL, EVICT)
-    if DECAY == "decoupled":
+    if RULE[DECAY] == "decoupled":
         w = w * (1 - decay)
     w = (w - rate * d) * rho
     store(at[MASTER], offs, stop, w, DTYPES[MASTER], FULL)
@@ -111,12 +109,9 @@ def step_block(
 
 
 @triton.jit
-def step_and_add(
-    at, offs, stop, scalars, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, DECAY: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
+def step_and_add(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
     """Steps a block, and adds it to Σw² of the new weights, see `visit`. `scalars`: see `step_block`."""
-    w = step_block(at, offs, stop, scalars, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
+    w = step_block(at, offs, stop, scalars, DTYPES, RULE, FULL, "evict_first")
     return (sums[0] + fold(w * w, FULL),)
 
 
@@ -128,7 +123,7 @@ def step_kernel(
     item_count,
     rows,
     DTYPES: tl.constexpr,
-    RULE: tl.constexpr,
+    UPDATE: tl.constexpr,
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -148,7 +143,7 @@ def step_kernel(
             step_block(
                 at, tl.arange(0, BLOCK), stop,
                 (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                DTYPES, RULE, DECAY, ON_DEVICE, True, "",
+                DTYPES, (UPDATE, DECAY, ON_DEVICE), True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
@@ -156,7 +151,7 @@ def step_kernel(
                 step_block(
                     at, begin + tl.arange(0, NARROW), stop,
                     (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                    DTYPES, RULE, DECAY, ON_DEVICE, False, "",
+                    DTYPES, (UPDATE, DECAY, ON_DEVICE), False, "",
                 )  # fmt: skip
                 begin += NARROW
         item += tl.num_programs(0)

@@ -22,13 +22,13 @@ class Upload:
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
 
-    def send(self, *, capturable: bool, capturing: bool, used: Any) -> None:
-        """Uploads the values; with `capturing` into a CUDA graph, for which `used`, other tensors, are kept alive.
+    def send(self, *, capturable: bool, used: Any) -> None:
+        """Uploads the values; into a CUDA graph if `used` are the other tensors to keep alive for it, and not None.
 
         `capturable` says that a later step may be captured.
         """
         host = torch.from_numpy(self.host)
-        if capturing:
+        if used is not None:
             # also if the values are equal to older ones: the lists of items may be new tensors
             self._used.append(used)
             # a replay copies from this memory, which nothing else may change
