@@ -154,7 +154,7 @@ class Plans:
                 if all(plan.addressable for plan in self.plans):
                     params = list(map(local, self._params))
                     self._places, self._have_same_forms = self._places_of(params, states), form_check(params)
-            self._last = self._changes
+            self._last = [plan.table.changes for plan in self.plans]
         return report
 
     def release_gradients(self) -> None:
@@ -165,11 +165,7 @@ class Plans:
     @property
     def repeats(self) -> bool:
         """Whether the last step had gradients of the same parameters as now, in the same forms."""
-        return self._last == self._changes
-
-    @property
-    def _changes(self) -> list[int]:
-        return [plan.table.changes for plan in self.plans]
+        return self._last == [plan.table.changes for plan in self.plans]
 
     def _places_of(self, params: Sequence[Tensor], states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""

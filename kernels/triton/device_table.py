@@ -231,9 +231,14 @@ class DeviceTable:
             yield from scratch.values()
 
 
-def device_table_of(table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int) -> DeviceTable:
-    """Returns the device table of a table for these columns; a new one if hyper rows have another shape."""
+def device_table_of(
+    table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: Callable[[], int]
+) -> DeviceTable:  # fmt: skip
+    """Returns the device table of a table for these columns; a new one if hyper rows have another shape.
+
+    `tile` returns the elements of a tile of a new device table.
+    """
     found: DeviceTable | None = table.device_tables.get(columns)
     if found is None or found.hyper_shape != hyper_shape:
-        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile)
+        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile())
     return found

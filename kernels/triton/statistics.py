@@ -122,7 +122,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, ("param", "grad"), (0, 0), sizes.statistics_tile)
+    device_table = device_table_of(table, ("param", "grad"), (0, 0), lambda: sizes.statistics_tile)
     device_table.refresh(table)
     workspace = device_table.workspace(
         "statistics",

@@ -48,8 +48,8 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     hyper_rows = hyper_rows_of(rule, hyper, more, table)
-    sizes = sizes_of(table.columns["param"][0].device)
-    device_table = device_table_of(table, columns_of(rule), hyper_rows.values.shape, sizes.queue_tile)
+    device, shape = table.columns["param"][0].device, hyper_rows.values.shape
+    device_table = device_table_of(table, columns_of(rule), shape, lambda: sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
@@ -57,11 +57,11 @@ def prepare(
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
         ("step", rule, hyper_rows.on_device),
-        lambda: work.tile_list(device_table.active_numel, sizes.step_block),
+        lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block),
         lambda items: Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes.step_block, **_common(device_table, rule, hyper_rows),
+            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, hyper_rows),
         ),
     )  # fmt: skip
 
