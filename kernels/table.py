@@ -60,8 +60,8 @@ class Table:
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
 
-    A row whose parameter has no gradient is not stepped: its step count and its average do not change. It is only
-    divided by Ŵᵖ if its power is not 0; its hyper row must have lr = 0 then. Only the gradients may move in memory.
+    A row whose parameter has no gradient is not stepped: its step count and its average do not change. If its power is
+    not 0, it is still divided by Ŵᵖ, and its hyper row must have lr = 0. Only the gradients may move in memory.
 
     Attributes:
         columns: name -> tensors.

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 
 PROCESS = os.getpid()
-"""The process that imported this package. A child after a fork has another number, and none of its threads. This
-module has it, since a child may be the first to import the compiler."""
+"""The process that imported this package. A child process after a fork has another number, and does not have
+the threads of its parent. The number is in this module, since a child may be the first to import the compiler."""
 
 
 def wide(tensor: Tensor) -> Tensor:

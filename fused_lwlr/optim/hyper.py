@@ -1,4 +1,4 @@
-"""The hyper row of a step: for a param group, or for its layers whose options are the same except lr."""
+"""The hyper rows of a step: one for each set of layers of a param group that differ in their lr alone."""
 
 import math
 from typing import Any

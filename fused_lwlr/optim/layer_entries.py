@@ -65,8 +65,10 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
 def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list[Entry] | None:
     """Returns the entries of one group.
 
-    Given are None, a value of `layers=`, or an entry for each parameter. An entry is what `layers=` takes as a value,
-    or a list of (start, stop, value). `labels` are the names of the parameters in messages.
+    Args:
+        labels: the names of the parameters in messages.
+        given: None, the mapping or mappings of `layers=`, or a list with an item for each parameter: η, a dict of
+            options, `LayerOptions`, or a list of (start, stop, one of these).
     """
     if given is None:
         return None

@@ -50,8 +50,8 @@ class Plans:
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
         self.options, self._is_bucket = options, bucket is not None
-        # kept, so that no other tensor gets one of the ids in the key
         rescaled = options.rescale_weights
+        # kept, so that no other tensor gets one of the ids in the key
         self._targets = [] if rescaled is False else rescaled.targets()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
@@ -64,6 +64,7 @@ class Plans:
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
         self._params = [member.param for member in self._members]
+        # the largest numbers of hyper rows that stay finite when they are multiplied by η
         multipliers = [row.multiplier for member in members for row in member.rows]
         self._largest = torch.finfo(torch.float32).max / max([1.0, *multipliers])
         if all(param.dtype in DOUBLE for param in self._params):

@@ -35,7 +35,7 @@ def measure(
 ) -> list[Tensor]:
     """Returns for each plan the statistics of every row, over all processes.
 
-    They are 0 for a row that neither has a gradient nor counts for the largest norm.
+    A row has zeros if it has no gradient and does not count for the largest norm.
     """
     found = [
         plan.backend.step(options.rule, plan.table, hyper, norms, gate, write=False)

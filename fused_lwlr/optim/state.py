@@ -29,10 +29,11 @@ def entry_names(options: StepOptions, group: dict[str, Any], at: int) -> tuple[s
 def state_of(
     options: StepOptions, group: dict[str, Any], at: int, label: str, state: Mapping[str, Any], on_device: bool
 ) -> tuple[dict[str, Tensor], float]:
-    """Returns the state with which the parameter at a position of a group is stepped: entries, and its step count.
+    """Returns the entries with which the parameter at a position of a group is stepped, and its step count on the host.
 
-    New radii are not among them. If the device counts, the count is 1 and is not used. For SGD and Lion it is 0 before
-    the first step and 1 after it. Nothing is stored yet. An entry that does not fit the parameter is refused.
+    The count is the number of steps taken for AdamW, and 0 or 1 for SGD and Lion, which only need to know whether a
+    step was taken. If the device counts, the entries have "step", and the other count is not used. New radii are left
+    to the caller. Nothing is stored yet. An entry that does not fit the parameter is refused.
     """
     param = group["params"][at]
     entries: dict[str, Tensor] = {}

@@ -125,6 +125,7 @@ def check_edits(groups: Groups, before: Sequence[Any]) -> list[Any]:
         ValueError: an option is out of range.
     """
     now = [value for group in groups for value in map(group.get, EDITABLE)]
+    # no option is this tuple: without values before, all are checked
     changed = map(is_not, now, chain(before, repeat(EDITABLE)))
     for (group, name), value in compress(zip(product(groups, EDITABLE), now, strict=True), changed):
         if name in group and not (isinstance(value, Tensor) and not value.is_cpu):

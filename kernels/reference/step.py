@@ -35,7 +35,7 @@ class Shared(NamedTuple):
     rounding_seed: int | None
 
     def own(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor to compute in: itself; a copy of half precision, and if its values may have to stay."""
+        """Returns a tensor for the computation: in float32 for half precision, a copy if the step may be skipped."""
         result = wide(tensor)
         return result if (self.write and self.gate.skipped is None) or result is not tensor else result.clone()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fused_lwlr.kernels.tensors import upload
 
 CAPTURES = 8
-"""Most captures in CUDA graphs before the next step without a capture, which allocates memory for more."""
+"""The number of captures in CUDA graphs that are possible in a row. A step outside of a capture allocates their memory."""
 
 
 class Upload:
