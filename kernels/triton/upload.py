@@ -9,7 +9,7 @@ from torch import Tensor
 from fused_lwlr.kernels.tensors import upload
 
 CAPTURES = 8
-"""The number of captures in CUDA graphs that are possible in a row. A step outside of a capture allocates their memory."""
+"""The number of captures in CUDA graphs that are possible in a row. Other steps allocate the memory for them."""
 
 
 class Upload:
