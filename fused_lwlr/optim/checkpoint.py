@@ -8,6 +8,7 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
+from itertools import chain
 from numbers import Integral
 from typing import Any
 
@@ -20,7 +21,7 @@ from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import entry_misfit, stale_names, steps_of
+from fused_lwlr.optim.state import Slot, slots_of, steps_of
 from fused_lwlr.shards import local
 
 KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
@@ -146,22 +147,18 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
 
 def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory, for new groups and the saved ids of their parameters."""
-    groups = [group for group, _ in new]
-    # id -> parameter, its name in messages, and its position in the new groups
-    known: dict[Any, tuple[Tensor, str, dict[str, Any], int]] = {}
-    for (group, ids), labels in zip(new, labels_of(groups), strict=True):
-        for at, (param, key) in enumerate(zip(group["params"], ids, strict=True)):
-            label = f"parameter {labels[at]!r}"
-            # a parameter that is in its group twice has one id
-            if known.setdefault(key, (param, label, group, at))[0] is not param:
-                raise ValueError(f"the state dict gives the id {key!r} to {known[key][1]} and to {label}")
+    known: dict[Any, Slot] = {}
+    ids = chain.from_iterable(ids for _, ids in new)
+    for slot, key in zip(slots_of(options, [group for group, _ in new]), ids, strict=True):
+        # a parameter that is in its group twice has one id
+        if known.setdefault(key, slot).param is not slot.param:
+            raise ValueError(f"the state dict gives the id {key!r} to {known[key].label} and to {slot.label}")
     kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in known})
-    spelled, on_device = set(map(str, known)), options.counts_on_device(groups)
+    spelled = set(map(str, known))
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in known:
-            param, label, group, at = known[key]
-            state[param] = _entry(options, group, at, entry, label, on_device)
+            state[known[key].param] = _entry(known[key], entry)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
@@ -170,13 +167,12 @@ def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]]
     return state
 
 
-def _entry(
-    options: StepOptions, group: dict[str, Any], at: int, saved: Any, label: str, on_device: bool
-) -> dict[Any, Any]:
-    """Returns the state of the parameter at a position of a new group, without stale entries."""
-    saved, stale = require_dict(saved, f"the state of {label}"), stale_names(options, group, at)
+def _entry(slot: Slot, saved: Any) -> dict[Any, Any]:
+    """Returns the state of a parameter of a new group, without stale entries."""
+    rule, label = slot.options.rule, slot.label
+    saved = require_dict(saved, f"the state of {label}")
     # without the entry that an option switches on
-    needed = (*options.rule.columns({}), "step") if options.rule.counts_steps else options.rule.columns({})
+    needed = (*rule.columns({}), "step") if rule.counts_steps else rule.columns({})
     missing = [name for name in needed if name not in saved]
     if saved and missing:
         raise ValueError(
@@ -185,10 +181,10 @@ def _entry(
         )
     entry = {}
     for name, value in saved.items():
-        if name in stale:
+        if name in slot.stale:
             continue
         try:
-            entry[name] = _value(options, group, at, name, value, on_device=on_device)
+            entry[name] = _value(slot, name, value)
         except ValueError as error:
             raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
         except Exception as error:
@@ -196,19 +192,19 @@ def _entry(
     return entry
 
 
-def _value(options: StepOptions, group: dict[str, Any], at: int, name: Any, value: Any, *, on_device: bool) -> Any:
-    param = group["params"][at]
+def _value(slot: Slot, name: Any, value: Any) -> Any:
+    param, options = slot.param, slot.options
     if name == "step":
-        # without values there is no count, see `state_of`
+        # without values there is no count, see `Slot.entries`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
         taken = 1.0 if unknown else steps_of(value)
-        return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
+        return torch.tensor(taken, dtype=torch.float32, device=param.device if slot.on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA, RADIUS):
         return _other(param, value)
     if value is None and name in options.rule.states and not options.rule.counts_steps:
         # SGD of torch 2.1 without momentum saved None
         return None
-    problem = entry_misfit(group, at, name, value, copied=True)
+    problem = slot.misfit(name, value, copied=True)
     if problem:
         raise ValueError(problem)
     if name == RADIUS:

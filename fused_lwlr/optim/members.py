@@ -12,9 +12,9 @@ from fused_lwlr.kernels.table import view_of
 from fused_lwlr.kernels.tensors import sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import first_average
-from fused_lwlr.optim.layer_options import Groups, LayerOptions, labels_of, slices_of
+from fused_lwlr.optim.layer_options import Groups, LayerOptions, slices_of
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import is_complete, state_of
+from fused_lwlr.optim.state import slots_of
 from fused_lwlr.optim.validate import is_ordinary
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import completion_of, local, local_row
@@ -30,7 +30,7 @@ class Member:
         label: its name in messages.
         rows: its rows, as rows of the first tensor of a table.
         entries: the entries of its state, without step counts of the host.
-        steps: the number of steps taken, see `state_of`.
+        steps: the number of steps taken, see `Slot.entries`.
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
     """
 
@@ -75,33 +75,27 @@ def members_of(
     its group's number and its layer options.
     """
     own = None if bucket is None else set(map(id, bucket))
-    on_device = options.counts_on_device(groups)
     members: list[Member] = []
     waiting: list[Tensor] = []
     hyper: dict[tuple[int, LayerOptions], int] = {}
-    params = [
-        (number, at, label) for number, labels in enumerate(labels_of(groups)) for at, label in enumerate(labels)
-    ]  # fmt: skip
-    for position, (number, at, name) in enumerate(params):
-        group = groups[number]
-        param, state = group["params"][at], states.get(group["params"][at], {})
+    for position, slot in enumerate(slots_of(options, groups)):
+        param, state = slot.param, states.get(slot.param, {})
         if own is not None and id(param) not in own:
             continue
-        if param.grad is None and not (is_ordinary(param) and is_complete(options, group, at, state, on_device)):
+        if param.grad is None and not (is_ordinary(param) and slot.is_complete(state)):
             waiting.append(param)
             continue
-        label = f"parameter {name!r}"
-        entries, steps = state_of(options, group, at, label, state, on_device)
-        member = Member(position, param, label, [], entries, steps)
+        member = Member(position, param, slot.label, [], *slot.entries(state))
         members.append(member)
-        scaled = options.scales(group, at)
-        for layer in slices_of(group, at):
+        scaled = options.scales(slot.group, slot.at)
+        for layer in slices_of(slot.group, slot.at):
             variant = replace(layer.options, lr=None)
             if scaled and options.on_spheres:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
-            index = hyper.setdefault((number, variant), len(hyper))
-            row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index, label=layer.label(name))
+            index = hyper.setdefault((slot.number, variant), len(hyper))
+            label = layer.label(slot.name)
+            row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index, label=label)
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])

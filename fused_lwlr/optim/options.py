@@ -205,10 +205,6 @@ class StepOptions:
         name = group["param_names"][at] if "param_names" in group else None
         return self.scaling is not None and self.scaling.selects(name, group["params"][at])
 
-    def has_radius(self, group: dict[str, Any], at: int) -> bool:
-        """Returns whether the state has the radius of a parameter of a group: if it stays on a sphere."""
-        return self.on_spheres and self.scales(group, at)
-
     def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
         """Returns the dtype of an entry of a parameter's state; not of step counts, which are float32."""
         if name == MASTER:

@@ -1,6 +1,8 @@
 """The state of a parameter: found or made before a step, and stored after it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.layer_options import Groups, slices_of
+from fused_lwlr.optim.layer_options import Groups, labels_of, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import misfit
@@ -19,85 +21,130 @@ OPTIONAL = frozenset((MASTER, EMA, RADIUS))
 CONVERT = "replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
 
 
-def entry_names(options: StepOptions, group: dict[str, Any], at: int) -> tuple[str, ...]:
-    """Returns the names of the entries that the parameter at a position of a group has, without step counts."""
-    param, names = group["params"][at], options.rule.columns(group)
-    needed = {MASTER: options.has_master(param), EMA: group[EMA] is not None, RADIUS: options.has_radius(group, at)}
-    return (*names, *(name for name, is_needed in needed.items() if is_needed))
+@dataclass(frozen=True)
+class Slot:
+    """A parameter of an optimizer, whose state it finds, checks and makes.
 
-
-def state_of(
-    options: StepOptions, group: dict[str, Any], at: int, label: str, state: Mapping[str, Any], on_device: bool
-) -> tuple[dict[str, Tensor], float]:
-    """Returns the entries with which the parameter at a position of a group is stepped, and its step count on the host.
-
-    The count is the number of steps taken for AdamW, and 0 or 1 for SGD and Lion, which only need to know whether a
-    step was taken. If the device counts, the entries have "step", and the other count is not used. New radii are left
-    to the caller. Nothing is stored yet. An entry that does not fit the parameter is refused.
+    Attributes:
+        options: of the optimizer.
+        group, at: its group, and its position in the group.
+        name: its name, or "group.position".
+        number: the number of its group.
+        on_device: whether the device counts steps.
     """
-    param = group["params"][at]
-    entries: dict[str, Tensor] = {}
-    for name in entry_names(options, group, at):
-        if state.get(name) is None:
-            if name != RADIUS:
-                entries[name] = _new_entry(options, param, name, state)
-        elif problem := entry_misfit(group, at, name, state[name]):
-            raise ValueError(f"{name!r} in the state of {label} {problem}: {CONVERT}")
-        else:
-            entries[name] = state[name]
-    columns = options.rule.columns(group)
-    first = _was_skipped(on_device, state, label) or all(state.get(name) is None for name in columns)
-    if not on_device:
-        return entries, _count_of(state, label) if options.rule.counts_steps else float(not first)
-    # steps that were taken without momentum do not count
-    forgets = bool(columns) and first and not options.rule.counts_steps
-    step = float(not first) if forgets else state.get("step", float(not first))
-    if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
-        # the host does not wait for a count on a device
-        _count_of({"step": step}, label)
-    entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=param.device)
-    return entries, 1.0
+
+    options: StepOptions
+    group: dict[str, Any]
+    at: int
+    name: str
+    number: int
+    on_device: bool
+
+    @property
+    def param(self) -> Tensor:
+        """The parameter."""
+        param: Tensor = self.group["params"][self.at]
+        return param
+
+    @property
+    def label(self) -> str:
+        """The parameter in messages."""
+        return f"parameter {self.name!r}"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the entries that the parameter has, without step counts."""
+        options, group = self.options, self.group
+        on_sphere = options.on_spheres and options.scales(group, self.at)
+        needed = {MASTER: options.has_master(self.param), EMA: group[EMA] is not None, RADIUS: on_sphere}
+        return (*options.rule.columns(group), *(name for name, is_needed in needed.items() if is_needed))
+
+    @property
+    def stale(self) -> frozenset[str]:
+        """The entries that the parameter must not have: no step would maintain them."""
+        return OPTIONAL.difference(self.names)
+
+    def misfit(self, name: str, value: Any, *, copied: bool = False) -> str:
+        """Returns why a value cannot be an entry of the state; "" if it can.
+
+        If it is `copied` before a step, its device and precision may differ.
+        """
+        if name == RADIUS:
+            return _radius_misfit(self.param, value, len(slices_of(self.group, self.at)), copied=copied)
+        problem = misfit(value, self.param, copied=copied)
+        if not problem and not copied and name == EMA and value.dtype != average_dtype(self.param):
+            return f"is {value.dtype}, but must be {average_dtype(self.param)}"
+        return problem
+
+    def is_complete(self, state: Mapping[str, Any]) -> bool:
+        """Returns whether the parameter has all of its state, and took its first step."""
+        if self._was_skipped(state) or ((self.on_device or self.options.rule.counts_steps) and "step" not in state):
+            return False
+        return not any(self.misfit(name, state.get(name)) for name in self.names)
+
+    def entries(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
+        """Returns the entries with which the parameter is stepped, and its step count on the host.
+
+        The count is the number of steps taken for AdamW, and 0 or 1 for SGD and Lion, which only need to know whether a
+        step was taken. If the device counts, the entries have "step", and the other count is not used. New radii are
+        left to the caller. Nothing is stored yet. An entry that does not fit is refused.
+        """
+        entries: dict[str, Tensor] = {}
+        for name in self.names:
+            if state.get(name) is None:
+                if name != RADIUS:
+                    entries[name] = _new_entry(self.options, self.param, name, state)
+            elif problem := self.misfit(name, state[name]):
+                raise ValueError(f"{name!r} in the state of {self.label} {problem}: {CONVERT}")
+            else:
+                entries[name] = state[name]
+        rule = self.options.rule
+        columns = rule.columns(self.group)
+        first = self._was_skipped(state) or all(state.get(name) is None for name in columns)
+        if not self.on_device:
+            return entries, self._count(state) if rule.counts_steps else float(not first)
+        # steps that were taken without momentum do not count
+        forgets = bool(columns) and first and not rule.counts_steps
+        step = 0.0 if forgets else state.get("step", float(not first))
+        if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
+            # the host does not wait for a count on a device
+            self._count({"step": step})
+        entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=self.param.device)
+        return entries, 1.0
+
+    def _was_skipped(self, state: Mapping[str, Any]) -> bool:
+        """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
+        return not self.on_device and "step" in state and not self._count(state)
+
+    def _count(self, state: Mapping[str, Any]) -> float:
+        """Returns the number of steps taken; 1 if the count has no value, as on the meta device."""
+        step = state.get("step", 0)
+        try:
+            return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)
+        except ValueError as error:
+            raise ValueError(f"'step' in the state of {self.label} {error}") from None
 
 
-def is_complete(
-    options: StepOptions, group: dict[str, Any], at: int, state: Mapping[str, Any], on_device: bool
-) -> bool:
-    """Returns whether the parameter at a position of a group has all of its state, and took its first step."""
-    if _was_skipped(on_device, state) or ((on_device or options.rule.counts_steps) and "step" not in state):
-        return False
-    return not any(entry_misfit(group, at, name, state.get(name)) for name in entry_names(options, group, at))
-
-
-def stale_names(options: StepOptions, group: dict[str, Any], at: int) -> frozenset[str]:
-    """Returns which entries the parameter at a position of a group must not have: no step would maintain them."""
-    return OPTIONAL.difference(entry_names(options, group, at))
+def slots_of(options: StepOptions, groups: Groups) -> list[Slot]:
+    """Returns all parameters in order."""
+    on_device = options.counts_on_device(groups)
+    return [
+        Slot(options, groups[number], at, name, number, on_device)
+        for number, labels in enumerate(labels_of(groups))
+        for at, name in enumerate(labels)
+    ]
 
 
 def drop_stale(options: StepOptions, groups: Groups, states: Any) -> None:
     """Removes the entries that no step would maintain, also of parameters without a gradient."""
-    for group in groups:
-        for at, param in enumerate(group["params"]):
-            if not OPTIONAL.isdisjoint(states.get(param, ())):
-                for name in stale_names(options, group, at):
-                    states[param].pop(name, None)
-
-
-def entry_misfit(group: dict[str, Any], at: int, name: str, value: Any, *, copied: bool = False) -> str:
-    """Returns why a value cannot be an entry of the state of the parameter at a position of a group; "" if it can.
-
-    If it is `copied` before a step, its device and precision may differ.
-    """
-    param = group["params"][at]
-    if name == RADIUS:
-        return _radius_misfit(param, value, len(slices_of(group, at)), copied=copied)
-    problem = misfit(value, param, copied=copied)
-    if not problem and not copied and name == EMA and value.dtype != average_dtype(param):
-        return f"is {value.dtype}, but must be {average_dtype(param)}"
-    return problem
+    for slot in slots_of(options, groups):
+        if not OPTIONAL.isdisjoint(states.get(slot.param, ())):
+            for name in slot.stale:
+                states[slot.param].pop(name, None)
 
 
 def _radius_misfit(param: Tensor, value: Any, rows: int, *, copied: bool) -> str:
-    """Returns why a value cannot be the radii of this number of rows of a parameter, see `entry_misfit`."""
+    """Returns why a value cannot be the radii of this number of rows of a parameter, see `Slot.misfit`."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return f"must be a tensor of norms, not {value!r:.80}"
     if value.shape != (rows,):
@@ -109,20 +156,6 @@ def _radius_misfit(param: Tensor, value: Any, rows: int, *, copied: bool) -> str
     if not copied and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
         return f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous"
     return ""
-
-
-def _was_skipped(on_device: bool, state: Mapping[str, Any], label: str = "a parameter") -> bool:
-    """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-    return not on_device and "step" in state and not _count_of(state, label)
-
-
-def _count_of(state: Mapping[str, Any], label: str) -> float:
-    """Returns the number of steps taken; 1 if the count has no value, as on the meta device."""
-    step = state.get("step", 0)
-    try:
-        return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)
-    except ValueError as error:
-        raise ValueError(f"'step' in the state of {label} {error}") from None
 
 
 def steps_of(value: Any) -> float:
