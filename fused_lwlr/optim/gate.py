@@ -115,12 +115,12 @@ def balanced(options: StepOptions, plans: Sequence[Plan], sums: Sequence[Tensor]
     """Returns the factors of `BalancedLR` for each plan, from the statistics of each plan."""
     # a norm of 0 does not count
     sq_sums = [
-        torch.where(plan.scaled & plan.stepped(), own[:, WEIGHT_SQ_SUM], 0.0)
-        for plan, own in zip(plans, sums, strict=True)
+        torch.where(plan.scaled & plan.stepped(), statistics[:, WEIGHT_SQ_SUM], 0.0)
+        for plan, statistics in zip(plans, sums, strict=True)
     ]
     scaling: Any = options.scaling
-    factors = scaling.factors(joined(sq_sums).sqrt()).split([len(own) for own in sums])
-    return [Factors(own.to(plan.device), "direction") for own, plan in zip(factors, plans, strict=True)]
+    factors = scaling.factors(joined(sq_sums).sqrt()).split(list(map(len, sums)))
+    return [Factors(values.to(plan.device), "direction") for values, plan in zip(factors, plans, strict=True)]
 
 
 def gates_of(

@@ -20,18 +20,18 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     # the momentum buffer takes lr as a number
     lr = _on_device(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
     weight_decay = _on_device(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
-    own, factor, per_lr = group, 1.0, 0.0
+    merged, factor, per_lr = group, 1.0, 0.0
     if layer != SAME:
-        own = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
+        merged = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
         if layer.corrected_decay and isinstance(lr, Tensor):
             # a replay reads lr
             factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)
         else:
             factor = layer.weight_decay_factor(group)
     if options.lr_in_momentum:
-        lr, own = 1.0, {**own, "gradient_gain": lr}
+        lr, merged = 1.0, {**merged, "gradient_gain": lr}
     ema = group[EMA]
-    numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
+    numbers = options.rule.numbers(merged, options.scaling is None or options.scaling.bias_correction)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
     is_tensor = isinstance(lr, Tensor)
     # tensors may be on a GPU, where each operation of the product would be a launch
@@ -39,7 +39,7 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     for value in (0.0 if is_tensor else lr, decay, *numbers):
         if not -largest <= value <= largest:
             # float32 would turn weights into NaN; torch.optim raises RuntimeError then
-            for name, option in {**own, "weight_decay": row.decay}.items():
+            for name, option in {**merged, "weight_decay": row.decay}.items():
                 number = number_of(option)
                 if number is not None and largest < abs(number) < math.inf:
                     raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")

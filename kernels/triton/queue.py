@@ -52,7 +52,7 @@ def read_gate(totals, max_norm, found_inf, SKIP: tl.constexpr, RESCALE: tl.const
 
 
 @triton.jit
-def factors_of(
+def read_factors(
     row, rows, ready, factors, clip, FORMULA: tl.constexpr, TARGET: tl.constexpr, RETRACTS: tl.constexpr
 ):  # fmt: skip
     """Returns the factors of gradient, decayed gradient and direction, and ρ of a row, once the row is ready."""
@@ -194,7 +194,7 @@ def queue_kernel(
                 tl.atomic_xchg(ready + row, 1, sem="release")
                 finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
-            factor, scale, ratio, rho = factors_of(row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS)
+            factor, scale, ratio, rho = read_factors(row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS)
             divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             rate = lr * ratio
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
