@@ -29,6 +29,8 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows, hyper_rows_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 
+EMPTY = Gate()
+
 
 def step(*args: Any, **options: Any) -> Tensor | None:
     """Takes one step of a rule, in one launch: the same as `fused_lwlr.kernels.reference.step`."""
@@ -52,7 +54,7 @@ def prepare(
     device_table = device_table_of(table, columns_of(rule), shape, lambda: sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
+        return _queued(table, device_table, rule, hyper_rows, scale, gate or EMPTY, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
@@ -104,13 +106,13 @@ def _queued(
         device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
-    sizes, least = sizes_of(device_table.buffer.device), least_resident("queue", len(rule.states))
-    programs, most = residents(device_table.buffer.device, least, PER_PROCESSOR)
+    device, least = device_table.buffer.device, least_resident("queue", len(rule.states))
+    programs, most = residents(device, least, PER_PROCESSOR)
     own = formula and (formula.formula, *formula.numbers, retraction)
-    kernel = device_table.kernel(
-        ("queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, own, programs, *map(type, arguments)),
-        lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
-        lambda items: Kernel(
+
+    def make(items: Tensor) -> Kernel:
+        sizes = sizes_of(device)
+        return Kernel(
             queue.queue_kernel, device_table, items, arguments, registers=most_registers(least),
             **_common(device_table, rule, hyper_rows), STEP=device_table.dtypes["step"], TARGET=target,
             FORMULA=formula and compiled(formula.formula), RETRACTION=retraction and tuple(retraction),
@@ -118,8 +120,13 @@ def _queued(
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,
             PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
-        ),
-    )  # fmt: skip
+        )  # fmt: skip
+
+    kernel = device_table.kernel(
+        ("queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, own, programs, *map(type, arguments)),
+        lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
+        make,
+    )
 
     def take() -> Tensor | None:
         launch(kernel, device_table, arguments, most, counts=write and device_table.dtypes["step"] is not None)
