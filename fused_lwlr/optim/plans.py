@@ -75,8 +75,8 @@ class Plans:
         if self._distributed:
             held = [(plan.members[row.tensor].param, row) for plan in self.plans for row in plan.table.rows]
             self._completion = completion_of(held, self.plans[0].device)
-        # the addresses after the first step, see `_places_of`
-        self._places: Any = None
+        # the addresses after the first step, see `_addresses_of`
+        self._addresses: Any = None
         # `changes` of the tables in the last step, None before the first step
         self._last: list[int] | None = None
         self._choose_launches()
@@ -85,12 +85,12 @@ class Plans:
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
-        if self._places is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
+        if self._addresses is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
         params = list(map(local, self._params)) if self._distributed else self._params
-        if self._places_of(params, states) != self._places or not self._have_same_forms(*params):
+        if self._addresses_of(params, states) != self._addresses or not self._have_same_forms(*params):
             return False
         grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
         if self._distributed:
@@ -154,7 +154,7 @@ class Plans:
                 # tensors that kernels cannot reach may change unnoticed: then each step needs new plans
                 if all(plan.addressable for plan in self.plans):
                     params = list(map(local, self._params))
-                    self._places, self._have_same_forms = self._places_of(params, states), form_check(params)
+                    self._addresses, self._have_same_forms = self._addresses_of(params, states), form_check(params)
             self._last = [plan.table.changes for plan in self.plans]
         return report
 
@@ -168,7 +168,7 @@ class Plans:
         """Whether the last step had gradients of the same parameters as now, in the same forms."""
         return self._last == [plan.table.changes for plan in self.plans]
 
-    def _places_of(self, params: Sequence[Tensor], states: Any) -> Any:
+    def _addresses_of(self, params: Sequence[Tensor], states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
         own = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
         entries: Any = filter(EXISTS, chain.from_iterable(map(dict.values, own)))

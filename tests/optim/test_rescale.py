@@ -190,15 +190,18 @@ def test_running_statistics_that_were_replaced():
         same_function(model, before, batch[0], DOUBLE)
 
 
-def test_a_skipped_step_rescales_nothing(device):
+def with_each_backend(device, **options):
+    """A model that is rescaled, its optimizer, and a batch."""
     model, found, (x, y) = prepared("biased", torch.float32)
     model.to(device)
-    batch = x.to(device), y.to(device)
     for backend in ("triton", "torch"):
         net, layers = deepcopy((model, found))
-        optimizer = fused_lwlr.SGD(
-            net.parameters(), lr=0.1, momentum=0.9, rescale_weights=layers, nonfinite="skip", backend=backend
-        )
+        options |= {"lr": 0.1, "momentum": 0.9, "rescale_weights": layers, "backend": backend}
+        yield net, fused_lwlr.SGD(net.parameters(), **options), (x.to(device), y.to(device))
+
+
+def test_a_skipped_step_rescales_nothing(device):
+    for net, optimizer, batch in with_each_backend(device, nonfinite="skip"):
         for bad in (True, False, True):
             backward(net, batch, optimizer)
             before = deepcopy((net.state_dict(), optimizer.state_dict()["state"]))
@@ -210,12 +213,7 @@ def test_a_skipped_step_rescales_nothing(device):
 
 
 def test_a_step_without_any_gradient_rescales_nothing(device):
-    model, found, (x, y) = prepared("biased", torch.float32)
-    model.to(device)
-    batch = x.to(device), y.to(device)
-    for backend in ("triton", "torch"):
-        net, layers = deepcopy((model, found))
-        optimizer = fused_lwlr.SGD(net.parameters(), lr=0.1, momentum=0.9, rescale_weights=layers, backend=backend)
+    for net, optimizer, batch in with_each_backend(device):
         backward(net, batch, optimizer)
         optimizer.step()
         with torch.no_grad():
