@@ -8,6 +8,7 @@ import torch
 from interleave import interleaved
 from tables import HYPER, RULES, SGD, TILE, change_sizes, equal, make, totals, twin
 from tolerances import same
+from triton import knobs
 
 from bench.bytes_moved import recorded
 from bench.stress import shuffled
@@ -140,6 +141,7 @@ def test_carried_norms_equal_the_norms_of_the_weights(dtype, device):
         assert counted["again"] == (2 if taken == 0 else 1) * size
 
 
+@pytest.mark.skipif(knobs.runtime.interpret, reason="the interpreter has one thread")
 def test_the_order_of_items_follows_the_number_of_threads(monkeypatch):
     """On one thread updates come soon after their norms, while the cache holds the data; on more, after all norms."""
     change_sizes(monkeypatch, window=0)
