@@ -79,6 +79,17 @@ def test_twins(operation, scale, dtype, average, exact, device):
     check_statistics(table, found, other)
 
 
+@every_rule
+def test_rows_end_on_their_spheres(operation, device):
+    table = spheres(operation, torch.float32, device)
+    triton.step(RULES[operation], table, HYPER[operation], SPHERES)
+    radii = table.radii().tolist()
+    assert sum(radius > 0 for radius in radii) > 5
+    for radius, (_, (param,)) in zip(radii, table.views("param"), strict=True):
+        if radius and param.numel():
+            assert param.double().norm().item() == pytest.approx(radius, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("operation", "dtype"), [("sgd", torch.float32), ("adamw", torch.bfloat16), ("lion", torch.float32)]
 )

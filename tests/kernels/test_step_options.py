@@ -166,3 +166,29 @@ def test_factors_that_are_known(operation, scale, device):
     equal(table, other)
     reference.step(RULES[operation], one, HYPER[operation], scale)
     equal(table, one)
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "scale"),
+    [("sgd", torch.float32, None), ("adamw", torch.bfloat16, None), ("sgd", torch.float16, LARS())],
+    ids=["sgd-float32", "adamw-bfloat16", "sgd-float16-LARS"],
+)
+def test_averages(operation, dtype, scale, device):
+    """With several decays, over tiles that are full, partial and not aligned; missing averages stay missing."""
+    shapes = [(), (1030,), (7,), (0,), (1030,)]
+    averages = [uniform(shape, torch.float32, device) for shape in shapes]
+    averages[1] = torch.cat((averages[1].new_zeros(1), averages[1]))[1:]
+    averages[2] = None
+    table = make(operation, shapes, dtype, device, [Row(i, scaled=True) for i in range(len(shapes))])
+    table = Table({**table.columns, "ema": averages}, table.rows)
+    before = [t if t is None else t.clone() for t in averages]
+    hyper = [HYPER[operation][0]._replace(ema=decay) for decay in (0.999, 0.25, 0.0)]
+    table.hyper_row = [0, 1, 2, 0, 2]
+    triton.step(RULES[operation], table, hyper, Scale(norm_itself, "gradient"), write=False)
+    equal_column(averages, before, same)
+    expected, *_ = both(operation, table, hyper, scale=scale and scale.scale(RULES[operation]))
+    equal(table, expected)
+    for i, average, first, param in zip(table.hyper_row, averages, before, table.columns["param"], strict=True):
+        if average is not None:
+            decay = hyper[i].ema
+            close(average, (decay * first.double() + (1 - decay) * param.double()).float())
