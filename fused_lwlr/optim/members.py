@@ -59,7 +59,7 @@ class Member:
         dtypes = [entries[name].dtype if name in entries else param.dtype for name in (*options.rule.states, MASTER)]
         # kernels do not count versions of inference tensors, which have none
         addressable = all_addressable((param, grad, *entries.values())) and not param.is_inference()
-        # torch before 2.10 has no `grad_dtype`
+        # older versions of torch have no `grad_dtype`
         expected = getattr(self.param, "grad_dtype", None) if self.is_stepped else None
         grad_dtype = (expected or param.dtype) if grad is None else grad.dtype
         return param.device, param.dtype, grad_dtype, *dtypes, addressable
