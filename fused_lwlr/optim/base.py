@@ -74,7 +74,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         master_weights: keeps the exact weights of half-precision parameters in float32, as `state["master_weight"]`,
             and steps these. An element of the parameter that was changed from outside replaces its exact weight.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that the mean is exact
-            and small steps are not lost. The noise depends on `rounding_seed`, the number of the parameter, the step
+            and small steps are not lost. The noise depends on `rounding_seed`, the number of the layer, the step
             count and the element: it is the same in every run and on every rank. Step counts are on the device.
         rounding_seed: the seed of that noise, from 0 to 2³¹ − 1.
         state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; the dtype of the

@@ -56,7 +56,8 @@ class Member:
         """Returns what members of one plan share: device, dtypes, and last whether kernels can reach them."""
         param, grad = local(self.param), local(self.grad)
         entries = {name: local(entry) for name, entry in self.entries.items()}
-        dtypes = [entries[name].dtype if name in entries else param.dtype for name in (*options.rule.states, MASTER)]
+        names = (*options.rule.states, MASTER)
+        dtypes = [entries[name].dtype if name in entries else options.dtype_of(self.param, name) for name in names]
         # kernels do not count versions of inference tensors, which have none
         addressable = all_addressable((param, grad, *entries.values())) and not param.is_inference()
         # older versions of torch have no `grad_dtype`

@@ -36,8 +36,11 @@ class CPUOffload(StepInBackward):
         exchange(optimizer, self._copies)
 
     def remove(self) -> None:
-        """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer."""
-        self._finish()
+        """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer.
+
+        An error of a step that `optimizer.step()` did not raise is raised here, once and before anything changes.
+        """
+        self._wait()
         if self._handles is not None:
             super().remove()
             exchange(self._optimizer, self._sources)

@@ -105,7 +105,7 @@ class Slot:
             return entries, self._count(state) if rule.counts_steps else float(not first)
         # steps that were taken without momentum do not count
         forgets = bool(columns) and first and not rule.counts_steps
-        step = 0.0 if forgets else state.get("step", float(not first))
+        step = 0.0 if forgets else state.get("step", float(not (first or rule.counts_steps)))
         if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
             # the host does not wait for a count on a device
             self._count({"step": step})

@@ -166,14 +166,16 @@ def _store_row(
 ) -> None:
     """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
     param, seed = stored[0], shared.rounding_seed
-    taken = torch.zeros((), device=param.device) if steps is None else steps
+    if steps is None:
+        # a row that is only rescaled has no count, but Ŵ differs from step to step
+        steps = torch.as_tensor(shared.gate.shrink, dtype=torch.float32, device=param.device) * 2**24
     for i, (tensor, result) in enumerate(zip(stored, computed, strict=True)):
         if tensor is None or result is None:
             continue
         if seed is not None and tensor.dtype in (torch.float16, torch.bfloat16):
             # each tensor has its own noise, with number 0 for the parameter. A state with other strides uses the
             # positions of its parameter, too
-            key = key_of(seed, index, taken)
+            key = key_of(seed, index, steps)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
         _store(tensor, result, shared.gate.skipped)
 

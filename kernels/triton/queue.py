@@ -149,7 +149,8 @@ def queue_kernel(
         start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
         at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, TILE)
         hyper, lr, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
-        steps = tl.zeros([], tl.float32)
+        # a row that is only rescaled has no count, but Ŵ differs from step to step
+        steps = tl.full([], 16777216.0, tl.float32) * shrink
         if STEP is not None:
             step_at = entry(addresses, rows, row, STEP_COUNT)
             if step_at != 0:

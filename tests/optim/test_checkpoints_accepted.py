@@ -72,6 +72,18 @@ def test_counts_in_other_forms(nonfinite, step, device):
     compare(lambda a, b: close(a, b, steps=5), ours, torchs, named, expected)
 
 
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+def test_moments_without_a_count(nonfinite, device):
+    """They count from 0, on the host and on the device."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS["adamw"](named, **OPTIONS["adamw"], nonfinite=nonfinite)
+    train((optimizer,), (named,), 3)
+    for state in optimizer.state.values():
+        del state["step"]
+    train((optimizer,), (named,), 1)
+    assert [state["step"].item() for state in optimizer.state.values()] == [1.0] * len(named)
+
+
 @every_name
 def test_a_model_that_has_no_memory_yet(name, device):
     """On the meta device there is nothing to copy, and shapes are all that is loaded."""

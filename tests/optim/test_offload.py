@@ -413,15 +413,18 @@ def test_gradients_that_are_dropped(stream, device):
     assert by_hand.optimizer.state
 
 
-def test_error_of_a_step(device):
-    """An error of the other thread is raised by `step()`."""
+@pytest.mark.parametrize("call", ["step", "remove"])
+def test_error_of_a_step(call, device):
+    """An error of the other thread is raised by the next call that waits for it."""
     model = deep(2).to(device)
     optimizer = ALL["adamw"](named(model), lr=0.1)
-    offload_to_cpu(model, optimizer, max_bytes=1)
+    handle = offload_to_cpu(model, optimizer, max_bytes=1)
     optimizer.param_groups[0]["lr"] = "high"
     model(uniform((4, 32), torch.float32, device)).sum().backward()
     with pytest.raises((TypeError, ValueError)):
-        optimizer.step()
+        getattr(optimizer if call == "step" else handle, call)()
+    handle.remove()
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
 
 
 def test_the_optimizer_stays_as_it_is(device):

@@ -14,6 +14,7 @@ from torch.nn import functional
 import fused_lwlr
 from fused_lwlr.kernels import triton
 from fused_lwlr.models.small import ResNet
+from fused_lwlr.rescaling import ScaleInvariant
 
 BATCH = 8
 DOUBLE = 1e-9
@@ -258,3 +259,28 @@ def test_slices_of_a_rescaled_weight_are_refused():
     ):
         optimizer.step()
     assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())
+
+
+def test_noise_of_a_layer_without_gradient(device):
+    """It differs from step to step, so that all elements follow the exact value, and is the same on every backend."""
+    found = []
+    for backend in ("triton", "torch"):
+        layer = nn.Module()
+        layer.weight, layer.bias = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+        layer.to(device)
+        layers = ScaleInvariant(("weight",), ((layer, "weight"),), ((layer, "bias", 1),), (), {}, {})
+        options = {"rescale_weights": layers, "stochastic_rounding": True, "backend": backend}
+        optimizer = fused_lwlr.SGD(layer.parameters(), lr=0.0, **options)
+        exact = 1.0
+        for step in range(50):
+            norm = 1.002 + step * 1e-5
+            layer.weight.data.fill_(norm)
+            layer.weight.grad = torch.zeros_like(layer.weight)
+            optimizer.step()
+            exact /= norm
+        bias = layer.bias.detach().float()
+        # 50 draws of half a unit in the last place, 2⁻⁹, on average
+        assert abs(bias.mean().item() - exact) < 1e-3
+        assert bias.std().item() < 50**0.5 * 2**-9 * 1.2
+        found.append(layer.bias.detach().cpu())
+    assert identical(*found)

@@ -151,3 +151,11 @@ def test_clipped_and_skipped(name, backend, device):
         for (_, p), q in zip(named, before, strict=True):
             assert torch.equal(p, q) == (step == 2 or not p.numel())
             assert {value.dtype for value in moments(ours, p).values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(("name", "option"), [("adamw", {"amsgrad": True}), ("sgd", {"momentum": 0.0})])
+def test_groups_of_other_columns_share_a_launch(name, option, device):
+    named = parameters(SHAPES, torch.float32, device)
+    groups = [{"params": named[:1]}, {"params": named[1:], **option}]
+    optimizer = ours_of(name, groups, "triton", state_dtype=torch.bfloat16)
+    assert cost(optimizer, named)[0] == 1
