@@ -118,8 +118,9 @@ class Scale(NamedTuple):
             scaled: whether the factor acts on a row; it is 1 elsewhere.
             clip: the factor of gradients by clipping.
             lr, weight_decay: the learning rate and λ of the step, the former with the row's multiplier.
-            radius: R of a `Retraction` that is fixed, or None. This and the arguments before are the same for all rows,
-                or of shape [...].
+            radius: R of a `Retraction` that is fixed, or None.
+
+        All arguments except `sums` are the same for all rows, or of shape [...].
 
         Returns:
             ρ of each row [...]; None without a retraction.
@@ -128,15 +129,15 @@ class Scale(NamedTuple):
         lr, weight_decay, scaled = lr * ones, weight_decay * ones, scaled * ones != 0
         grad_norm = sums[..., SQ_SUM].sqrt() * clip
         weight_norm = sums[..., WEIGHT_SQ_SUM].sqrt() if radius is None else radius
-        known = {
+        available = {
             "norm": grad_norm, "weight_norm": weight_norm, "lr": lr, "weight_decay": weight_decay,
             "grad_norm": grad_norm, "grad_abs_sum": sums[..., ABS_SUM] * clip,
         }  # fmt: skip
-        known |= {name: grad_norm.new_full((), number) for name, number in self.numbers.items()}
+        available |= {name: grad_norm.new_full((), number) for name, number in self.numbers.items()}
         if self.target == "direction":
             norm = sums[..., DIRECTION_SQ_SUM].sqrt()
-            known |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DOT]}
-        factor = self.formula(**{name: known[name] for name in self.arguments})
+            available |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DOT]}
+        factor = self.formula(**{name: available[name] for name in self.arguments})
         sums[..., FACTOR] = torch.where(scaled, factor, 1.0)
         if self.retraction is None:
             return None

@@ -18,8 +18,8 @@ STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 SMALL = 1 << 42
-"""Larger than the data pointer of a tensor whose memory was freed, which is its offset in bytes; smaller than most
-addresses. Gradients at smaller addresses are checked one by one."""
+"""The data pointer of a freed tensor is its offset in bytes, which is below this. Gradients at such addresses are
+checked one by one."""
 
 
 class Row(NamedTuple):
@@ -65,11 +65,11 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        present: one byte for each parameter: 1 if it has a gradient in the next step.
+        present, has_grad: for each parameter, whether it has a gradient in the next step: bytes, and bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
         changes: a number that increases whenever other gradients are present, or forms of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
-        hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
+        hyper_index: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         device_tables: the device table of this table for each set of columns, which a backend keeps.
         capturable: whether steps may be captured in a CUDA graph.
@@ -80,12 +80,13 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        self.hyper_row = np.array([row.hyper for row in self.rows], dtype=np.int64)
+        self.hyper_index = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.device_tables: dict[tuple[str, ...], Any] = {}
         self.capturable = False
-        self._complete, self.present = b"\x01" * len(params), bytes(map(EXISTS, grads))
-        self.grad_addresses, self.changes = np.array(addresses_of(grads), dtype=np.int64), 0
+        self.present, self.changes = bytes(map(EXISTS, grads)), 0
+        self.has_grad = np.frombuffer(self.present, dtype=bool)
+        self.grad_addresses = np.array(addresses_of(grads), dtype=np.int64)
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
     def accept_gradients(self, grads: Sequence[Any]) -> bool:
@@ -98,16 +99,13 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        # usually all gradients are present, and have the forms of the last step
-        same = self.present == self._complete and self._have_same_forms(*grads)
-        there, present = grads, self._complete
-        if not same:
-            present = bytes(map(EXISTS, grads))
-            there = list(compress(grads, present))
-            examples = self.examples(grads)
-            same = self._have_same_forms(*examples)
-            if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
-                return False
+        present = bytes(map(EXISTS, grads))
+        there = examples = grads
+        if 0 in present:
+            there, examples = list(compress(grads, present)), self.examples(grads)
+        same = self._have_same_forms(*examples)
+        if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
+            return False
         addresses = list(map(POINTER, there)) if same else addresses_of(there)
         if min(addresses, default=SMALL) < SMALL and not all(map(_has_memory, there, addresses)):
             return False
@@ -115,15 +113,15 @@ class Table:
             self._have_same_forms = form_check(examples)
         if not (same and present == self.present):
             self.changes += 1
-        self.present = present
+        self.present, self.has_grad = present, np.frombuffer(present, dtype=bool)
         self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
-        self.grad_addresses[np.frombuffer(present, dtype=bool)] = addresses
+        self.grad_addresses[self.has_grad] = addresses
         self.columns["grad"] = tuple(grads)
         return True
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
-        """Returns the gradient of each parameter, in place of an absent one a tensor like its parameter."""
-        # the tensors are not kept: they would hold the old memory of a parameter that moves
+        """Returns the gradients; a tensor like the parameter stands in for an absent one."""
+        # made anew each time: kept ones would hold the old memory of a parameter that moves
         return [
             param.detach().to(self.grad_dtype) if grad is None else grad
             for grad, param in zip(grads, self.columns["param"], strict=True)
@@ -155,7 +153,7 @@ class Table:
     @property
     def stepped(self) -> np.ndarray:
         """For each row, whether its parameter has a gradient in the last or next step, bool [rows]."""
-        stepped: np.ndarray = np.frombuffer(self.present, dtype=bool)[self.tensor_of_row]
+        stepped: np.ndarray = self.has_grad[self.tensor_of_row]
         return stepped
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:

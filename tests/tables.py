@@ -97,7 +97,7 @@ def twin(table: Table) -> Table:
         for name, column in table.columns.items()
     }
     other = after(Table(columns, table.rows), *table.steps)
-    other.hyper_row = table.hyper_row
+    other.hyper_index = table.hyper_index
     return other
 
 

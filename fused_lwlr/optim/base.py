@@ -97,7 +97,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[Plans, ...] = ()
     """The plans that CUDA graphs read and write."""
-    _buckets: Any = None
+    _handle: Any = None
     """The handle of `step_in_backward` or `offload_to_cpu`."""
     _skip_report: SkipReport | None = None
     _given: Sequence[Any] = ()
@@ -252,9 +252,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._report()
         loss = None
         if closure is not None:
-            if self._buckets is not None:
+            if self._handle is not None:
                 raise RuntimeError(
-                    f"step(closure) after {self._buckets.called}: the closure's backward() would step parameters "
+                    f"step(closure) after {self._handle.called}: the closure's backward() would step parameters "
                     "before the step; call backward(), and then step() without a closure"
                 )
             with torch.enable_grad():
@@ -267,31 +267,31 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and not self.options.device_counts:
             # only the device knows which steps are skipped
             self.options = replace(self.options, device_counts=True)
-        if self._buckets is not None:
+        if self._handle is not None:
             if capturing:
                 raise RuntimeError(
                     "steps during backward cannot be captured in a CUDA graph: remove() their handle first"
                 )
-            self._last_plans = self._buckets.end_step()
+            self._last_plans = self._handle.end_step()
         else:
             self._last_plans = (self.step_by(0, None, loss_scale, capturing=capturing),)
         if self._skip_report is not None and self._skip_report.arrived is None:
             self._report()
         return loss
 
-    def use_buckets(self, buckets: Any) -> None:
+    def use_handle(self, handle: Any) -> None:
         """Lets `step()` end a step in buckets, see `step_in_backward` and `offload_to_cpu`.
 
         Args:
-            buckets: a `StepInBackward`, or None to step all parameters in `step()` again.
+            handle: a `StepInBackward`, or None to step all parameters in `step()` again.
 
         Raises:
             RuntimeError: within `averaged()`.
         """
         if self.holds_averages:
             raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
-        self.options = replace(self.options, in_backward=buckets is not None)
-        self._buckets, self._last_plans = buckets, None
+        self.options = replace(self.options, in_backward=handle is not None)
+        self._handle, self._last_plans = handle, None
 
     @torch.no_grad()
     def step_by(
@@ -387,18 +387,18 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
         self.complete_groups()
         pairs = averages_of(self.param_groups, self.state)
-        if self._buckets is not None:
-            self._buckets.read_weights()
+        if self._handle is not None:
+            self._handle.pull_weights()
         self.holds_averages = True
         try:
             with exchanged(pairs, model):
-                if self._buckets is not None:
-                    self._buckets.write_weights()
+                if self._handle is not None:
+                    self._handle.push_weights()
                 yield
         finally:
             self.holds_averages = False
-            if self._buckets is not None:
-                self._buckets.write_weights()
+            if self._handle is not None:
+                self._handle.push_weights()
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first.
@@ -429,9 +429,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: an entry of the dict does not fit the optimizer, or is invalid. The optimizer
                 does not change, also if a hook raises.
         """
-        if self._buckets is not None:
+        if self._handle is not None:
             # waits for buckets that are not stepped yet: they would step the new state
-            self._buckets.read_weights()
+            self._handle.pull_weights()
         self.complete_groups()
         state_dict = require_dict(state_dict, "a state dict").copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -448,8 +448,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             vars(self).clear()
             vars(self).update(before)
             raise
-        if self._buckets is not None:
-            self._buckets.reset()
+        if self._handle is not None:
+            self._handle.reset()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` starts over.
@@ -458,12 +458,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             set_to_none: sets gradients to None, and not to zeros.
         """
         super().zero_grad(set_to_none)
-        if self._buckets is not None:
-            self._buckets.reset()
+        if self._handle is not None:
+            self._handle.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._buckets is not None:
-            self._buckets.check_copy()
+        if self._handle is not None:
+            self._handle.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
         names = [field.name for field in fields(StepOptions) if field.name not in (*self._kind, "in_backward")]
         return {**super().__getstate__(), "options": {name: getattr(self.options, name) for name in names}}

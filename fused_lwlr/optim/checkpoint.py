@@ -103,10 +103,11 @@ def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list
     if names is None or saved is None or list(saved) == list(names):
         return stays
     if sorted(saved) == sorted(names) and len(set(names)) == len(names):
-        return [list(saved).index(name) for name in names]
-    at = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
+        at = {name: i for i, name in enumerate(saved)}
+        return [at[name] for name in names]
+    first = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
     warnings.warn(
-        f"parameter {number}.{at} is {names[at]!r} in the optimizer but {saved[at]!r} in the state dict: "
+        f"parameter {number}.{first} is {names[first]!r} in the optimizer but {saved[first]!r} in the state dict: "
         "state is loaded by position, and the optimizer keeps its own names",
         stacklevel=6,
     )
@@ -147,18 +148,18 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
 
 def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory, for new groups and the saved ids of their parameters."""
-    known: dict[Any, Slot] = {}
+    slot_of: dict[Any, Slot] = {}
     ids = chain.from_iterable(ids for _, ids in new)
     for slot, key in zip(slots_of(options, [group for group, _ in new]), ids, strict=True):
         # a parameter that is in its group twice has one id
-        if known.setdefault(key, slot).param is not slot.param:
-            raise ValueError(f"the state dict gives the id {key!r} to {known[key].label} and to {slot.label}")
-    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in known})
-    spelled = set(map(str, known))
+        if slot_of.setdefault(key, slot).param is not slot.param:
+            raise ValueError(f"the state dict gives the id {key!r} to {slot_of[key].label} and to {slot.label}")
+    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in slot_of})
+    spelled = set(map(str, slot_of))
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
-        if key in known:
-            state[known[key].param] = _entry(known[key], entry)
+        if key in slot_of:
+            state[slot_of[key].param] = _state_of(slot_of[key], entry)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
@@ -167,11 +168,11 @@ def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]]
     return state
 
 
-def _entry(slot: Slot, saved: Any) -> dict[Any, Any]:
+def _state_of(slot: Slot, saved: Any) -> dict[Any, Any]:
     """Returns the state of a parameter of a new group, without stale entries."""
     rule, label = slot.options.rule, slot.label
     saved = require_dict(saved, f"the state of {label}")
-    # without the entry that an option switches on
+    # the column that an option switches on may be missing
     needed = (*rule.columns({}), "step") if rule.counts_steps else rule.columns({})
     missing = [name for name in needed if name not in saved]
     if saved and missing:
@@ -197,8 +198,8 @@ def _value(slot: Slot, name: Any, value: Any) -> Any:
     if name == "step":
         # without values there is no count, see `Slot.entries`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
-        taken = 1.0 if unknown else steps_of(value)
-        return torch.tensor(taken, dtype=torch.float32, device=param.device if slot.on_device else "cpu")
+        count = 1.0 if unknown else steps_of(value)
+        return torch.tensor(count, dtype=torch.float32, device=param.device if slot.on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA, RADIUS):
         return _other(param, value)
     if value is None and name in options.rule.states and not options.rule.counts_steps:

@@ -80,7 +80,7 @@ def decide(
     """
     scale = options.scale
     if not options.needs_totals and (completion is None or scale is None):
-        # without a gate, since an empty one would launch the queue
+        # None, because even an empty gate selects the queue kernel
         gated = [None] * len(plans) if loss_scale is None else gates_on(plans, loss_scale)
         return [(scale, gate) for gate in gated], None
     gates = gates_on(plans, loss_scale)
@@ -132,10 +132,9 @@ def gates_of(
     report = None
     if options.nonfinite == "raise":
         # a step that a GradScaler skips is not reported
-        known = gates[0].found_inf
-        skipped = totals[NONFINITE]
-        if known is not None:
-            skipped = skipped * (known.to(totals.device) == 0).reshape(())
+        found_inf, skipped = gates[0].found_inf, totals[NONFINITE]
+        if found_inf is not None:
+            skipped = skipped * (found_inf == 0).reshape(())
         labels = [label for plan in plans for label in plan.stepped_labels()]
         report = _send(skipped, labels, joined(sums)[:, NONFINITE])
     max_norm = math.inf if options.clip_global_norm is None else float(options.clip_global_norm)

@@ -20,7 +20,7 @@ def untraced(function: Step) -> Step:
 def hooked(step: Step) -> Step:
     """Does what `torch.optim.Optimizer.profile_hook_step` does, but costs nothing without hooks and a profiler.
 
-    torch wraps the `step` of a subclass that defines one, and runs the hooks then; ours runs none within it.
+    torch wraps a `step` that a subclass defines. That wrapper runs the hooks, and then this one must not.
     A compiled training loop breaks its graph here: tables of addresses must not be traced. If the step raises, the
     scale of a `GradScaler` is removed, so that later steps without one do not use it.
     """

@@ -36,13 +36,12 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     is_tensor = isinstance(lr, Tensor)
     # tensors may be on a GPU, where each operation of the product would be a launch
     decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.decay
-    for value in (0.0 if is_tensor else lr, decay, *numbers):
-        if not -largest <= value <= largest:
-            # float32 would turn weights into NaN; torch.optim raises RuntimeError then
-            for name, option in {**merged, "weight_decay": row.decay}.items():
-                number = number_of(option)
-                if number is not None and largest < abs(number) < math.inf:
-                    raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
+    if max(map(abs, (0.0 if is_tensor else lr, decay, *numbers))) > largest:
+        # float32 would turn weights into NaN; torch.optim raises RuntimeError then
+        for name, option in {**merged, "weight_decay": row.decay}.items():
+            number = number_of(option)
+            if number is not None and largest < abs(number) < math.inf:
+                raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
     return row
 
 

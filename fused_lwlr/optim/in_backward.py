@@ -29,16 +29,16 @@ class StepInBackward:
         # the parameters whose gradients this step has seen, and the plans of its buckets
         self._seen: set[int] = set()
         self._plans: list[Plans] = []
-        optimizer.use_buckets(self)
+        optimizer.use_handle(self)
         # None after remove()
-        self._handles: list[Any] | None = [
+        self._hooks: list[Any] | None = [
             param.register_post_accumulate_grad_hook(hook_of(self)) for param in self._params() if param.requires_grad
         ]
 
-    def read_weights(self) -> None:
+    def pull_weights(self) -> None:
         """Does nothing: the optimizer has the parameters of the model."""
 
-    def write_weights(self) -> None:
+    def push_weights(self) -> None:
         """Does nothing: the optimizer has the parameters of the model."""
 
     def check_copy(self) -> None:
@@ -46,12 +46,12 @@ class StepInBackward:
 
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
-        if self._handles is None:
+        if self._hooks is None:
             return
-        self._optimizer.use_buckets(None)
-        for handle in self._handles:
+        self._optimizer.use_handle(None)
+        for handle in self._hooks:
             handle.remove()
-        self._handles = None
+        self._hooks = None
 
     def reset(self) -> None:
         """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""

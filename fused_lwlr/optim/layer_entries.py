@@ -97,7 +97,7 @@ def to_text(entries: Sequence[Entry] | None) -> str | None:
 
 
 def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> list[Entry] | None:
-    """Returns the entries that `to_text` made text of, for a group and in an order."""
+    """Parses the text of `to_text`, and returns the entries of a group in an order."""
     if text is None:
         return None
     try:

@@ -130,14 +130,15 @@ def effective(groups: Groups) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for group, labels in zip(groups, labels_of(groups), strict=True):
         shared: dict[str, Any] = {name: group[name] for name in ("betas", "eps") if name in group}
-        for layer, label in ((layer, label) for at, label in enumerate(labels) for layer in slices_of(group, at)):
-            own = layer.options
-            found[layer.label(label)] = {
-                **shared,
-                **{name: value for name in NAMES if (value := getattr(own, name)) is not None},
-                "lr": float(group["lr"]) * own.eta,
-                "weight_decay": float(group["weight_decay"]) * own.weight_decay_factor(group),
-            }
+        for at, label in enumerate(labels):
+            for layer in slices_of(group, at):
+                options = layer.options
+                found[layer.label(label)] = {
+                    **shared,
+                    **{name: value for name in NAMES if (value := getattr(options, name)) is not None},
+                    "lr": float(group["lr"]) * options.eta,
+                    "weight_decay": float(group["weight_decay"]) * options.weight_decay_factor(group),
+                }
     return found
 
 

@@ -27,13 +27,13 @@ def last_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
             "step_in_backward(), or it raised an error: call it first"
         )
     # a plan without any gradient has the statistics of an earlier step
-    plans = [plan for each in stepped for plan in each.plans if 1 in plan.table.present]
+    plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]
     if not plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(each.options.scaling != scaling for each in stepped):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
     rows = [
-        (plan.members[row.tensor].position, label, row.scaled)
+        (plan.members[row.tensor].index, label, row.scaled)
         for plan in plans
         for row, label in zip(plan.table.rows, plan.stepped_labels(), strict=True)
     ]

@@ -12,7 +12,7 @@ from fused_lwlr.kernels.table import view_of
 from fused_lwlr.kernels.tensors import sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import first_average
-from fused_lwlr.optim.layer_options import Groups, LayerOptions, slices_of
+from fused_lwlr.optim.layer_options import Groups, LayerOptions
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import slots_of
 from fused_lwlr.optim.validate import is_ordinary
@@ -25,7 +25,7 @@ class Member:
     """A parameter, or a tensor that is only rescaled, with everything that a table needs of it.
 
     Attributes:
-        position: its number among the parameters of the optimizer and the other tensors.
+        index: its number among the parameters of the optimizer and the other tensors.
         param: the tensor.
         label: its name in messages.
         rows: its rows, as rows of the first tensor of a table.
@@ -34,7 +34,7 @@ class Member:
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
     """
 
-    position: int
+    index: int
     param: Tensor
     label: str
     rows: list[Row]
@@ -51,6 +51,11 @@ class Member:
     def is_rescaled(self) -> bool:
         """Whether `rescale_weights` divides it."""
         return any(row.power for row in self.rows)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the next step changes it."""
+        return self.grad is not None or self.is_rescaled
 
     def kind(self, options: StepOptions) -> tuple[Any, ...]:
         """Returns what members of one plan share: device, dtypes, and last whether kernels can reach them."""
@@ -75,38 +80,37 @@ def members_of(
     second result has parameters that get plans when they first have a gradient; the third names, for each hyper row,
     its group's number and its layer options.
     """
-    own = None if bucket is None else set(map(id, bucket))
+    bucket_ids = None if bucket is None else set(map(id, bucket))
     members: list[Member] = []
     waiting: list[Tensor] = []
-    hyper: dict[tuple[int, LayerOptions], int] = {}
-    for position, slot in enumerate(slots_of(options, groups)):
+    hyper_sources: dict[tuple[int, LayerOptions], int] = {}
+    for index, slot in enumerate(slots_of(options, groups)):
         param, state = slot.param, states.get(slot.param, {})
-        if own is not None and id(param) not in own:
+        if bucket_ids is not None and id(param) not in bucket_ids:
             continue
         if param.grad is None and not (is_ordinary(param) and slot.is_complete(state)):
             waiting.append(param)
             continue
-        member = Member(position, param, slot.label, [], *slot.entries(state))
+        member = Member(index, param, slot.label, [], *slot.entries(state))
         members.append(member)
-        scaled = options.scales(slot.group, slot.at)
-        for layer in slices_of(slot.group, slot.at):
+        for layer in slot.slices:
             variant = replace(layer.options, lr=None)
-            if scaled and options.on_spheres:
+            if slot.on_sphere:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
-            index = hyper.setdefault((slot.number, variant), len(hyper))
+            source = hyper_sources.setdefault((slot.group_index, variant), len(hyper_sources))
             label = layer.label(slot.name)
-            row = Row(0, layer.start, layer.stop, layer.options.eta, scaled, hyper=index, label=label)
+            row = Row(0, layer.start, layer.stop, layer.options.eta, slot.scaled, hyper=source, label=label)
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
-    # step counts share no memory; the given ones if possible, since a graph may count in them
+    # counts are copied only if some share memory, since a CUDA graph may write to them
     counted = [member for member in members if "step" in member.entries]
     if len({member.entries["step"].data_ptr() for member in counted}) < len(counted):
         for member in counted:
             member.entries["step"] = member.entries["step"].clone()
     _add_targets(options, groups, states, targets, members)
-    return members, waiting, list(hyper)
+    return members, waiting, list(hyper_sources)
 
 
 def _add_radii(members: Sequence[Member]) -> None:
@@ -135,17 +139,17 @@ def _add_targets(
     options: StepOptions, groups: Groups, states: Any, targets: Sequence[Target], members: list[Member]
 ) -> None:
     """Marks the rows of members that are rescaled, and adds the other tensors that are."""
-    known = {id(member.param): member for member in members}
+    member_of = {id(member.param): member for member in members}
     count = sum(len(group["params"]) for group in groups)
     for target in targets:
-        member = known.get(id(target.tensor))
+        member = member_of.get(id(target.tensor))
         if member is None:
             # it keeps the state that it has, such as momentum, which is divided too
             state = states.get(target.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
-            label, position = "a tensor that is only rescaled", count + len(members)
-            member = Member(position, target.tensor, label, [Row(0)], entries, is_stepped=False)
-            known[id(target.tensor)] = member
+            label, index = "a tensor that is only rescaled", count + len(members)
+            member = Member(index, target.tensor, label, [Row(0)], entries, is_stepped=False)
+            member_of[id(target.tensor)] = member
             members.append(member)
         if target.counts_for_max_norm and len(member.rows) > 1:
             raise ValueError(
@@ -158,29 +162,29 @@ def _add_targets(
 
 
 def check_members(members: Sequence[Member]) -> bool:
-    """Returns whether steps can write to all members, with whichever gradients, each element at its own address.
+    """Returns whether all members can be written, whichever have gradients: no two elements share memory.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
     """
     # a parameter may be in its group twice
-    once = {id(member.param): member for member in members}
-    written = [
+    unique = {id(member.param): member for member in members}
+    writable = [
         (member, name, local(tensor))
-        for member in once.values()
+        for member in unique.values()
         for name, tensor in (("", member.param), *member.entries.items())
     ]
-    tensors = [tensor for *_, tensor in written]
+    tensors = [tensor for *_, tensor in writable]
     inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
     if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
         # a parameter that is in its group twice must not have a gradient twice
-        return len(once) == len(members)
-    now = [
+        return len(unique) == len(members)
+    written = [
         (tensor, f"{name!r} in the state of {member.label}" if name else member.label)
-        for member, name, tensor in written
-        if member.grad is not None or member.is_rescaled
+        for member, name, tensor in writable
+        if member.is_written
     ]
-    for tensor, label in now:
+    for tensor, label in written:
         if is_freed(tensor):
             raise RuntimeError(
                 f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
@@ -189,9 +193,9 @@ def check_members(members: Sequence[Member]) -> bool:
             raise RuntimeError(
                 f"{label} is an inference tensor, which cannot be updated outside of torch.inference_mode(): clone() it"
             )
-    overlap = find_overlap([tensor for tensor, _ in now])
+    overlap = find_overlap([tensor for tensor, _ in written])
     if overlap is not None:
-        (tensor, label), (_, other) = now[overlap[0]], now[overlap[1]]
+        (tensor, label), (_, other) = written[overlap[0]], written[overlap[1]]
         if overlap[0] == overlap[1]:
             raise RuntimeError(
                 f"elements of {label} share memory (strides {tensor.stride()}), so they cannot be updated in place: "

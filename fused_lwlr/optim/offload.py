@@ -41,7 +41,7 @@ class CPUOffload(StepInBackward):
         An error of a step that `optimizer.step()` did not raise is raised here, once and before anything changes.
         """
         self._wait()
-        if self._handles is not None:
+        if self._hooks is not None:
             super().remove()
             exchange(self._optimizer, self._sources)
 
@@ -54,14 +54,14 @@ class CPUOffload(StepInBackward):
             # `optimizer.zero_grad()` does not know the parameters of the model
             param.grad = None
 
-    def read_weights(self) -> None:
+    def pull_weights(self) -> None:
         """Takes weights of the model that were changed since the last copy into the parameters of the optimizer."""
         wait(self._jobs)
         self._stream.follow()
         self._stream.copy(self._changed(self._copies))
         self._stream.mark()()
 
-    def write_weights(self) -> None:
+    def push_weights(self) -> None:
         """Puts the parameters of the optimizer into the model."""
         self._stream.follow()
         self._send(self._copies)

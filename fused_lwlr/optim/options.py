@@ -66,7 +66,7 @@ class StepOptions:
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
-        is_part: whether `ZeroRedundancyOptimizer` made it, so that other processes have the other parameters.
+        is_part: whether `ZeroRedundancyOptimizer` made it, for the part of the parameters that a process has.
         device_counts: whether the device always counts steps, since only the device knows which steps were skipped.
 
     Raises:

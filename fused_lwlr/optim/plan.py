@@ -1,6 +1,7 @@
 """A plan: parameters of one device and one combination of dtypes, which one launch steps."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +29,6 @@ class Plan:
         backend: the module that steps it.
         rounding_seed: the seed of stochastic rounding, or None.
         rescales: whether any member is rescaled.
-        scaled, counts_for_max_norm: see `Row`; for each row, bool [rows], on the device.
         statistics: the statistics of the last step, or None.
     """
 
@@ -50,20 +50,31 @@ class Plan:
                 member.entries["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
-        self.scaled, self.counts_for_max_norm = (
-            torch.tensor([getattr(row, name) for row in rows], device=self.device)
-            for name in ("scaled", "counts_for_max_norm")
-        )
         self.backend: ModuleType = ops.pick(
             # a FakeTensor has no values to launch on, only shapes
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
             elements=sum(param.numel() for param in columns["param"]),
         )  # fmt: skip
         # each launch has its own noise
-        seed = (options.rounding_seed + members[0].position * 0x9E3779B9) % (1 << 31)
+        seed = (options.rounding_seed + members[0].index * 0x9E3779B9) % (1 << 31)
         self.rounding_seed = seed if options.stochastic_rounding else None
         self.statistics: Tensor | None = None
         self._changes = -1
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any member has a gradient in the last or next step."""
+        return 1 in self.table.present
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """For each row, whether the scaling acts on it: bool [rows], on the device."""
+        return uploaded(torch.tensor([row.scaled for row in self.table.rows], device="cpu"), self.device)
+
+    @cached_property
+    def counts_for_max_norm(self) -> Tensor:
+        """For each row, whether its norm counts for Ŵ: bool [rows], on the device."""
+        return uploaded(torch.tensor([row.counts_for_max_norm for row in self.table.rows], device="cpu"), self.device)
 
     def stepped(self) -> Tensor:
         """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
@@ -78,8 +89,8 @@ class Plan:
 
     def count(self) -> None:
         """Counts a step of the parameters that had a gradient; at most one for a rule that does not count steps."""
-        own = np.frombuffer(self.table.present, dtype=bool)
-        self.table.steps[own] = self.table.steps[own] + 1 if self._counts else 1
+        table, has_grad = self.table, self.table.has_grad
+        table.steps[has_grad] = table.steps[has_grad] + 1 if self._counts else 1
 
     def store(self, states: Any) -> None:
         """Stores the state of all members."""

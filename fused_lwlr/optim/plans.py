@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -97,9 +97,9 @@ class Plans:
             if not all(param.grad is None or same_placement(param.grad, param) for param in self._params):
                 return False
             grads = list(map(local, grads))
-        begin = 0
+        rest = iter(grads)
         for plan in self.plans:
-            if not plan.table.accept_gradients(grads[begin : (begin := begin + len(plan.members))]):
+            if not plan.table.accept_gradients(list(islice(rest, len(plan.members)))):
                 return False
         if not self.repeats:
             if not self._fits_any_gradients:
@@ -139,15 +139,10 @@ class Plans:
                     plan.store(states)
             if self._distributed:
                 # kernels increment the versions of local parts only
-                present = chain.from_iterable(plan.table.present for plan in self.plans)
-                whole = [
-                    member.param
-                    for member, there in zip(self._members, present, strict=True)
-                    if there or member.is_rescaled
-                ]
-                increment_version(list(filter(is_distributed, whole)))
+                written = [member.param for member in self._members if member.is_written]
+                increment_version(list(filter(is_distributed, written)))
             if self._last is None:
-                # also of plans that wait for their first gradient
+                # plans that were not launched have state too
                 for plan in self.plans:
                     plan.store(states)
                 drop_stale(options, groups, states)
@@ -188,13 +183,13 @@ class Plans:
             for plan in self.plans:
                 # a row without a gradient is only rescaled
                 rows = [row.hyper for row in plan.table.rows]
-                plan.table.hyper_row = np.where(plan.table.stepped, rows, len(self._hyper))
-        present = [1 in plan.table.present for plan in self.plans]
+                plan.table.hyper_index = np.where(plan.table.stepped, rows, len(self._hyper))
         # without any gradient nothing is rescaled
+        nothing = not any(plan.has_gradients for plan in self.plans)
         self._launched = [
             plan
-            for plan, own in zip(self.plans, present, strict=True)
-            if any(present) and (own or plan.rescales or self._completion is not None)
+            for plan in ([] if nothing else self.plans)
+            if plan.has_gradients or plan.rescales or self._completion is not None
         ]
 
 

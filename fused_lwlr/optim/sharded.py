@@ -51,7 +51,7 @@ def factors_of(
 ) -> Factors:  # fmt: skip
     """Returns the factors of a plan, and sets the statistics of its step, from its sums over all processes."""
     sums = sums.to(plan.device)
-    of_row = uploaded(torch.from_numpy(plan.table.hyper_row), plan.device)
+    of_row = uploaded(torch.from_numpy(plan.table.hyper_index), plan.device)
     multipliers = torch.tensor([row.multiplier for row in plan.table.rows], dtype=sums.dtype, device="cpu")
     lr = as_tensor([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
     weight_decay = as_tensor([h.decay for h in hyper], sums)[of_row]

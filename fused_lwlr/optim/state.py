@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.layer_options import Groups, labels_of, slices_of
+from fused_lwlr.optim.layer_options import Entry, Groups, labels_of, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import misfit
@@ -27,23 +27,23 @@ class Slot:
 
     Attributes:
         options: of the optimizer.
-        group, at: its group, and its position in the group.
-        name: its name, or "group.position".
-        number: the number of its group.
+        group, index: its group, and its index in the group.
+        name: its name, or "group.index".
+        group_index: the index of its group.
         on_device: whether the device counts steps.
     """
 
     options: StepOptions
     group: dict[str, Any]
-    at: int
+    index: int
     name: str
-    number: int
+    group_index: int
     on_device: bool
 
     @property
     def param(self) -> Tensor:
         """The parameter."""
-        param: Tensor = self.group["params"][self.at]
+        param: Tensor = self.group["params"][self.index]
         return param
 
     @property
@@ -51,12 +51,26 @@ class Slot:
         """The parameter in messages."""
         return f"parameter {self.name!r}"
 
+    @property
+    def slices(self) -> Entry:
+        """The layers that the parameter is cut into."""
+        return slices_of(self.group, self.index)
+
+    @cached_property
+    def scaled(self) -> bool:
+        """Whether the scaling acts on the parameter."""
+        return self.options.scales(self.group, self.index)
+
+    @property
+    def on_sphere(self) -> bool:
+        """Whether the layers of the parameter keep the norms that they start with."""
+        return self.options.on_spheres and self.scaled
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the entries that the parameter has, without step counts."""
         options, group = self.options, self.group
-        on_sphere = options.on_spheres and options.scales(group, self.at)
-        needed = {MASTER: options.has_master(self.param), EMA: group[EMA] is not None, RADIUS: on_sphere}
+        needed = {MASTER: options.has_master(self.param), EMA: group[EMA] is not None, RADIUS: self.on_sphere}
         return (*options.rule.columns(group), *(name for name, is_needed in needed.items() if is_needed))
 
     @property
@@ -70,7 +84,7 @@ class Slot:
         If it is `copied` before a step, its device and precision may differ.
         """
         if name == RADIUS:
-            return _radius_misfit(self.param, value, len(slices_of(self.group, self.at)), copied=copied)
+            return _radius_misfit(self.param, value, len(self.slices), copied=copied)
         problem = misfit(value, self.param, copied=copied)
         if not problem and not copied and name == EMA and value.dtype != average_dtype(self.param):
             return f"is {value.dtype}, but must be {average_dtype(self.param)}"
@@ -85,9 +99,9 @@ class Slot:
     def entries(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Returns the entries with which the parameter is stepped, and its step count on the host.
 
-        The count is the number of steps taken for AdamW, and 0 or 1 for SGD and Lion, which only need to know whether a
-        step was taken. If the device counts, the entries have "step", and the other count is not used. New radii are
-        left to the caller. Nothing is stored yet. An entry that does not fit is refused.
+        The count is exact if the rule counts steps; for SGD and Lion it is 0 before the first step and 1 after it. If
+        the device counts, the entries have "step", and the other count is not used. New radii are left to the caller.
+        Nothing is stored yet. An entry that does not fit is refused.
         """
         entries: dict[str, Tensor] = {}
         for name in self.names:
@@ -129,9 +143,9 @@ def slots_of(options: StepOptions, groups: Groups) -> list[Slot]:
     """Returns all parameters in order."""
     on_device = options.counts_on_device(groups)
     return [
-        Slot(options, groups[number], at, name, number, on_device)
-        for number, labels in enumerate(labels_of(groups))
-        for at, name in enumerate(labels)
+        Slot(options, group, index, name, group_index, on_device)
+        for group_index, (group, labels) in enumerate(zip(groups, labels_of(groups), strict=True))
+        for index, name in enumerate(labels)
     ]
 
 

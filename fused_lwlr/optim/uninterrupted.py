@@ -17,7 +17,7 @@ SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in NAMES if hasattr(
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Runs the Python handlers of signals that arrive within the block after it.
+    """Postpones the Python handlers of signals until the block has ended.
 
     A handler may raise, as Ctrl-C's does, between any two operations of the main thread. Within a step that would leave
     some parameters or counts of a step behind the others.

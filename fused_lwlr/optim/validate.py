@@ -144,7 +144,7 @@ def is_made_by_zero_redundancy_optimizer() -> bool:
 
 
 def is_ordinary(param: Tensor) -> bool:
-    """Returns whether a parameter without a gradient may wait in a table for one: a dense tensor with memory."""
+    """Returns whether a parameter may be in a table before it has a gradient: whether it is dense, with memory."""
     if is_lazy(param) or param.is_nested or param.layout is not torch.strided or param.dtype not in DTYPES:
         return False
     return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))

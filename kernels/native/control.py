@@ -24,13 +24,12 @@ class Writer(Lanes):
 
     def _operation(self, op: Operation) -> None:
         scalar = not any(value.type.shape for value in (*op.operands, *op.results))
-        after_loops = {"scf.if": self._if, "scf.while": self._while, "tt.atomic_rmw": self._atomic}
+        after_loops = {
+            "scf.if": self._if, "scf.while": self._while, "tt.atomic_rmw": self._atomic, "tt.reduce": self.reduce,
+        }  # fmt: skip
         if op.name in after_loops:
             self.flush()
             after_loops[op.name](op)
-        elif op.name == "tt.reduce":
-            self.flush()
-            self.reduce(op)
         elif op.name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.return", "barrier"):
             self.flush()
         elif op.name == "tt.store" and scalar:

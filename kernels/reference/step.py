@@ -62,7 +62,7 @@ def step(
         rule: the update rule.
         table: its state columns are the rule's. An exact weight in "master_weight" is used where it rounds to the
             parameter.
-        hyper: the rows that `table.hyper_row` points into.
+        hyper: the rows that `table.hyper_index` points into.
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
         write: False changes nothing, and only returns statistics.
@@ -87,7 +87,7 @@ def step(
                 continue
             # a row that is only rescaled is not counted, has no factor, and its average stays
             steps, ema, row = None, None, row._replace(scaled=False)
-        h, count = hyper[table.hyper_row[i]], table.steps.item(row.tensor) if steps is None else steps
+        h, count = hyper[table.hyper_index[i]], table.steps.item(row.tensor) if steps is None else steps
         read = param, grad, master_weight, *stored
         w, results = new_values(shared, row, i, h, count, read, statistics, radii)
         if write:

@@ -29,7 +29,7 @@ class Hyper(NamedTuple):
         d ← d + λ · w, where d · w ≥ 0               cautious decay
         w ← (w · (1 − lr · η · s · λ) − lr · η · s · d) / Ŵᵖ      λ = 0 here, except with decoupled decay
 
-    with λ = `decay`. s appears in three lines: it is the factor of a scaling in one of them, and 1 in the others.
+    with λ = `decay`. s is the factor of the scaling in the line of its target, and 1 in the other two.
 
     Attributes:
         lr: the learning rate.

@@ -15,7 +15,7 @@ from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
-from fused_lwlr.kernels.triton.tile import KNOWN, POWER, SCALED, dtype_of
+from fused_lwlr.kernels.triton.tile import KNOWN, SCALED, SHIFT, dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
 ONLY_STEPPED = ("step", "ema")
@@ -42,10 +42,13 @@ class Workspace:
 class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy before every launch.
 
-    For R rows and C columns it holds multipliers and two coefficients [3, R padded to be even], hyper rows [H, K],
-    float32, padded to 16 bytes; then numel [R] · hyper row [R] · first tile [R] · flags [R] · addresses of step counts
-    and radii [2, R] · addresses of columns [C, R], all int64. The address of an absent tensor is 0. Tiles of `tile`
-    elements are numbered over all rows; flags are bits, see tile.py.
+    For R rows, P = R padded to be even, H hyper rows and C columns it holds
+
+        float32  multipliers [P], coefficients [2, P], hyper rows [H, K]; padded to 16 bytes
+        int64    numel [R], hyper index [R], first tile [R], flags [R]
+        int64    addresses of step counts [R], of radii [R], and of columns [C, R]; 0 for an absent tensor
+
+    Tiles of `tile` elements are numbered over all rows; flags are bits, see tile.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
@@ -72,7 +75,8 @@ class DeviceTable:
         self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
         power = np.array([row.power for row in table.rows])
         self._rescaled, self.rescales = power != 0, bool(power.any())
-        self._flags_of_row = SCALED.value * np.array([row.scaled for row in table.rows]) | power << POWER.value
+        scaled = np.array([row.scaled for row in table.rows])
+        self._flags_of_row = (SCALED.value * scaled) | (power << SHIFT.value)
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.itemsizes = {
@@ -90,7 +94,7 @@ class DeviceTable:
         self.buffer = self._upload.buffer
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
-        numel, self._hyper_row, first, self._flags, *addresses = staged
+        numel, self._hyper_index, first, self._flags, *addresses = staged
         self._addresses = dict(zip(names, addresses, strict=True))
         numel[:] = self.numel
         counts = -(-self.numel // tile)
@@ -109,7 +113,7 @@ class DeviceTable:
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else scratch_of(table.columns[name], self._strides)
             self._point(name, addresses_of(table.columns[name]))
-        # the addresses in case every parameter has a gradient
+        # the addresses if all parameters have gradients
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
@@ -123,7 +127,7 @@ class DeviceTable:
         for name, index, scratch in self._copied:
             scratch.copy_(real(table.columns[name][index]))
         if hyper is not None:
-            self._hyper_row[:] = table.hyper_row
+            self._hyper_index[:] = table.hyper_index
             self._hyper[:] = hyper.values.view(np.int32)
             self._coefficients[:] = hyper.coefficients
         capturing = table.capturable and is_capturing(self.buffer.device)
@@ -138,7 +142,7 @@ class DeviceTable:
         """Sets the addresses of gradients and the active rows."""
         if table.changes != self._changes:
             self._changes = table.changes
-            self._activate(np.frombuffer(table.present, dtype=bool))
+            self._activate(table.has_grad)
             # also for absent gradients
             self._scratch["grad"] = scratch_of(table.examples(table.columns["grad"]), self._strides)
             self._copied = [
@@ -161,11 +165,11 @@ class DeviceTable:
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
-    def _activate(self, present: np.ndarray) -> None:
+    def _activate(self, has_grad: np.ndarray) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows."""
-        stepped = present[self._tensor]
+        stepped = has_grad[self._tensor]
         self.active = stepped | self._rescaled
-        self._active_params = present.copy()
+        self._active_params = has_grad.copy()
         self._active_params[self._tensor[self._rescaled]] = True
         self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
         for name, addresses in self._all_rows.items():

@@ -79,7 +79,7 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
             addresses.append((i, WEIGHT_DECAY_ADDRESS.value // 2, weight_decay))
             weight_decay, on_host = 0.0, False
         if on_host:
-            weight_decay, factor, per_lr = float(weight_decay) * (factor + per_lr * float(lr)), 1.0, 0.0
+            weight_decay, factor, per_lr = float(h.decay), 1.0, 0.0
         row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
         row += h.numbers
         # an even width, for the alignment of the addresses
@@ -92,7 +92,7 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
     if np.count_nonzero(table.steps != steps):
         steps = table.steps.astype(np.float64)[table.tensor_of_row]
     for i, each in enumerate(hyper):
-        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, i)
+        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
         own = steps if isinstance(steps, float) else steps[here]
         coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, own)
     return HyperRows(rows, coefficients, bool(addresses))

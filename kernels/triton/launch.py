@@ -28,7 +28,7 @@ def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
     if not is_native(device):
         return GPU
-    # a write to data that another thread has just read waits for its cache: so all norms come before all updates
+    # a thread that writes what another just read waits for its cache: so all norms come before all updates
     return CPU if torch.get_num_threads() == 1 else CPU._replace(window=1 << 60)
 
 
@@ -50,6 +50,7 @@ class Kernel:
         meta: compile-time arguments.
 
     Attributes:
+        meta: as given.
         items: the work of programs, int32 [n, 2], on the device; None when other rows became active.
         context: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.

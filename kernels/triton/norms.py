@@ -13,9 +13,13 @@ from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, l
 from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, new_values
 
 STATISTICS = tl.constexpr(len(RETRACTION_STATISTICS))
-ABS_SUM, SQ_SUM, NONFINITE, DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(6))
-"""Rows of the partial sums: Σ|g|, Σg², count of non-finite g, Σd², Σw² and ⟨w, d⟩."""
-GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
+ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE_SQ_SUM = (
+    tl.constexpr(i) for i in range(8)
+)
+"""Indices of `RETRACTION_STATISTICS`."""
+DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(3, 6))
+"""Rows of the partial sums Σd², Σw² and ⟨w, d⟩, after Σ|g|, Σg² and the count of non-finite g."""
+ABS_SUM_ARGUMENT, DOT_ARGUMENT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
 """Arguments of a formula that are summed only for this formula, and the first of its numbers."""
@@ -107,34 +111,36 @@ def finalize_row(
         if ARGUMENTS[i] >= FIRST_NUMBER:
             number = tl.load(hyper + (ARGUMENTS[i] - FIRST_NUMBER))
             arguments += (number.to(tl.float64),)  # type: ignore[assignment]
-        elif ARGUMENTS[i] == GRAD_ABS_SUM:
+        elif ARGUMENTS[i] == ABS_SUM_ARGUMENT:
             abs_sum = reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS)
             arguments += (abs_sum * clip,)  # type: ignore[assignment]
-        elif ARGUMENTS[i] == DOT:
+        elif ARGUMENTS[i] == DOT_ARGUMENT:
             arguments += (reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS),)  # type: ignore[assignment]
         else:
             arguments += (known[ARGUMENTS[i]],)  # type: ignore[assignment]
+    out = statistics + STATISTICS * row
     s = FORMULA(*arguments).to(tl.float64)
     scaled = (entry(addresses, rows, row, FLAGS) & SCALED) != 0
     s = tl.where(scaled, s, 1.0)
     scale = s.to(tl.float32)
     tl.store(factors + row, scale)
-    tl.store(statistics + STATISTICS * row + 1, sq_sum)
-    tl.store(statistics + STATISTICS * row + 3, weight_sq_sum)
-    tl.store(statistics + STATISTICS * row + 4, s)
+    tl.store(out + SQ_SUM, sq_sum)
+    tl.store(out + WEIGHT_SQ_SUM, weight_sq_sum)
+    tl.store(out + FACTOR, s)
     if RETRACTION is not None:
         dot = reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * scale.to(tl.float64)
         outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + rows + row, rho.to(tl.float32))
-        tl.store(statistics + STATISTICS * row + 5, direction_sq_sum)
-        tl.store(statistics + STATISTICS * row + 6, dot)
-        tl.store(statistics + STATISTICS * row + 7, update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
+        tl.store(out + DIRECTION_SQ_SUM, direction_sq_sum)
+        tl.store(out + DOT, dot)
+        tl.store(out + UPDATE_SQ_SUM, update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
 
 
 @triton.jit
 def finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS: tl.constexpr):
     """Stores the other statistics of a row: Σ|g| and the count of non-finite g."""
-    tl.store(statistics + STATISTICS * row, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
-    tl.store(statistics + STATISTICS * row + 2, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))
+    out = statistics + STATISTICS * row
+    tl.store(out + ABS_SUM, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
+    tl.store(out + NONFINITE, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))

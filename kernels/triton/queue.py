@@ -17,6 +17,9 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.norms import (
     DOT_SUM,
+    NONFINITE,
+    SQ_SUM,
+    WEIGHT_SQ_SUM,
     WEIGHT_SUM,
     add_norms,
     add_weights,
@@ -26,13 +29,10 @@ from fused_lwlr.kernels.triton.norms import (
 )
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import inverse_of
-from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, POWER, STEP_COUNT, entry, tile_of, visit
+from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, SHIFT, STEP_COUNT, entry, tile_of, visit
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
 clip_of, shrink_of = compiled(step_arguments.clip_of), compiled(step_arguments.shrink_of)
-SQ_SUM, NONFINITE, WEIGHT_SQ_SUM = (
-    tl.constexpr(i) for i in (step_arguments.SQ_SUM, step_arguments.NONFINITE, step_arguments.WEIGHT_SQ_SUM)
-)
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def queue_kernel(
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and code % 2 == 0:
             # A direction loads all columns, so one block keeps enough loads in flight. `add_norms` needs a product,
-            # but compilers remove a factor that is 1 at compile time: so it has a sign, which does not change norms.
+            # but compilers drop a constant factor of 1: so the factor has the sign, which does not change norms.
             factor = unscale if DIRECTION else sign * unscale
             sums = visit(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
@@ -196,7 +196,7 @@ def queue_kernel(
                 finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
             factor, scale, ratio, rho = read_factors(row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS)
-            divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
+            divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
             rate = lr * ratio
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
             new_squares = visit(

@@ -19,7 +19,7 @@ from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, load, tile_of, vi
 from fused_lwlr.kernels.triton.work import tile_list
 
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
-"""The statistics in the order in which a block adds to them: with the order of `STATISTICS` it takes more registers."""
+"""The order in which a block adds up the statistics. The order of `STATISTICS` would take more registers."""
 INDICES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 

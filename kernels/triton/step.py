@@ -29,8 +29,6 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows, hyper_rows_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 
-EMPTY = Gate()
-
 
 def step(*args: Any, **options: Any) -> Tensor | None:
     """Takes one step of a rule, in one launch: the same as `fused_lwlr.kernels.reference.step`."""
@@ -54,7 +52,7 @@ def prepare(
     device_table = device_table_of(table, columns_of(rule), shape, lambda: sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, hyper_rows, scale, gate or EMPTY, write, rounding_seed)
+        return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(

@@ -113,7 +113,7 @@ def test_rescaled_rows_without_a_gradient(backend):
     table = Table(columns, [Row(i, power=i % 3, counts_for_max_norm=i % 3 == 1) for i in range(count)])
     other = twin(table)
     for each in (table, other):
-        each.hyper_row = [0, 1, 0, 1, 1, 1]
+        each.hyper_index = [0, 1, 0, 1, 1, 1]
     norm = max(p.double().norm() for p in (table.columns["param"][i] for i in (1, 4)))
     before = {name: [t.clone() for t in table.columns[name]] for name in ("param", "momentum_buffer", *extra)}
     hyper = [*HYPER["sgd"], SGD.rescale_only]
@@ -137,7 +137,7 @@ def test_a_rescaled_row_without_a_gradient_has_no_factor(backend):
     made = make("sgd", [(6, 8), (6, 8)], torch.float32, torch.device("cpu"))
     columns = {**made.columns, "grad": some(made.columns["grad"], (0,))}
     table = Table(columns, [Row(0, scaled=True), Row(1, scaled=True, power=1, counts_for_max_norm=True)])
-    table.hyper_row = [0, 1]
+    table.hyper_index = [0, 1]
     before = columns["param"][1].double()
     gate = Gate(totals(backend, table, grad=False))
     backend.step(SGD, table, [HYPER["sgd"][0], SGD.rescale_only], Scale(quotient, "gradient"), gate)
@@ -169,7 +169,7 @@ def test_a_rescaled_row_in_parts_of_other_memory_without_a_gradient():
     for grads in ([first, second], [first, bad], [first, None], [first, second]):
         for of, each in ((triton, table), (reference, other)):
             assert each.accept_gradients(grads)
-            each.hyper_row = [int(grad is None) for grad in grads]
+            each.hyper_index = [int(grad is None) for grad in grads]
             gate = Gate(totals(of, each), skip=True)
             of.step(SGD, each, [HYPER["sgd"][0], SGD.rescale_only], gate=gate)
         equal(table, other)
@@ -187,7 +187,7 @@ def test_the_first_gradient_comes_late():
     for grads in ([None, None], [p.float() for p in made.columns["grad"]]):
         for of, each in ((triton, table), (reference, other)):
             assert each.accept_gradients(grads)
-            each.hyper_row = [int(grad is None) for grad in grads]
+            each.hyper_index = [int(grad is None) for grad in grads]
             of.step(SGD, each, [*HYPER["sgd"], SGD.rescale_only], gate=Gate(totals(of, each, grad=False)))
         equal(table, other)
 

@@ -75,7 +75,7 @@ def test_gradient_at_the_same_address_with_other_strides(device):
 def test_number_of_hyper_rows_changes(counts, device):
     table = make("adamw", [(5,), (40,), (3, 4)], torch.float32, device)
     for step, count in enumerate(counts, 1):
-        table.hyper_row = [i % count for i in range(3)]
+        table.hyper_index = [i % count for i in range(3)]
         agree("adamw", after(table, step), [ADAMW._replace(lr=0.01 * (i + 1)) for i in range(count)])
 
 
@@ -97,7 +97,7 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
         (lambda: table.accept_gradients([t.clone() for t in table.columns["grad"]]), {}),
         (lambda: None, {"values": np.float32([[0.3, 0.2]])}),
         (lambda: None, {"coefficients": np.arange(6, dtype=np.float32).reshape(2, 3)}),
-        (lambda: setattr(table, "hyper_row", np.array([0, 0, 1])), {}),
+        (lambda: setattr(table, "hyper_index", np.array([0, 0, 1])), {}),
     ]:
         change()
         before = found.buffer.clone()

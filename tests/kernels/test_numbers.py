@@ -50,7 +50,7 @@ def scheduled_of(name, h, steps):
 def numbers(name, hyper, *taken, more=(), device=CPU):
     """The numbers of a table with one parameter for each hyper row."""
     table = after(make(name, [(3,)] * len(hyper), torch.float32, device), *(taken or (2,)))
-    table.hyper_row = list(range(len(hyper)))
+    table.hyper_index = list(range(len(hyper)))
     return hyper_rows_of(RULES[name], hyper, more, table)
 
 
@@ -71,7 +71,7 @@ def test_rows_and_coefficients(name, more, count):
 def test_numbers_of_steps_that_differ(name, taken, count):
     h = HYPER[name]
     table = after(make(name, [(3,)] * 3, torch.float32, CPU), *taken)
-    table.hyper_row = [i % count for i in range(3)]
+    table.hyper_index = [i % count for i in range(3)]
     found = hyper_rows_of(RULES[name], [h] * count, (), table)
     np.testing.assert_allclose(found.coefficients.T, [scheduled_of(name, h, steps) for steps in taken], rtol=1e-6)
     np.testing.assert_array_equal(found.values, np.tile(expected(name, h, ()), (count, 1)))

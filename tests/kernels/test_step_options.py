@@ -81,7 +81,7 @@ def test_numbers_that_live_on_the_device(operation, dtype, scale, device):
     hyper = [plain, plain._replace(lr=lr), plain._replace(lr=lr, weight_decay=weight_decay)]
     shapes = [(7,), (3, 5), (2 * TILE + 9,)]
     table = make(operation, shapes, torch.float32, device, [Row(i, scaled=True) for i in range(3)])
-    table.hyper_row = [0, 1, 2]
+    table.hyper_index = [0, 1, 2]
     other = twin(table)
     options = {"scale": scale and scale.scale(RULES[operation])}
     for value in (0.03, 0.5):
@@ -183,12 +183,12 @@ def test_averages(operation, dtype, scale, device):
     table = Table({**table.columns, "ema": averages}, table.rows)
     before = [t if t is None else t.clone() for t in averages]
     hyper = [HYPER[operation][0]._replace(ema=decay) for decay in (0.999, 0.25, 0.0)]
-    table.hyper_row = [0, 1, 2, 0, 2]
+    table.hyper_index = [0, 1, 2, 0, 2]
     triton.step(RULES[operation], table, hyper, Scale(norm_itself, "gradient"), write=False)
     equal_column(averages, before, same)
     expected, *_ = both(operation, table, hyper, scale=scale and scale.scale(RULES[operation]))
     equal(table, expected)
-    for i, average, first, param in zip(table.hyper_row, averages, before, table.columns["param"], strict=True):
+    for i, average, first, param in zip(table.hyper_index, averages, before, table.columns["param"], strict=True):
         if average is not None:
             decay = hyper[i].ema
             close(average, (decay * first.double() + (1 - decay) * param.double()).float())

@@ -94,7 +94,7 @@ def test_state_of_some_tensors_only(operation, dtype, device):
 @pytest.mark.parametrize(("operation", "options"), [("sgd", SGD_OPTIONS[4:]), ("adamw", ADAMW_OPTIONS)])
 def test_every_tensor_its_own_hyper_row(operation, options, device):
     table = make(operation, [(5,)] * len(options), torch.float32, device)
-    table.hyper_row = list(reversed(range(len(options))))
+    table.hyper_index = list(reversed(range(len(options))))
     after(table, *(taken for _, taken in reversed(options)))
     agree(operation, table, [hyper for hyper, _ in options])
 

@@ -180,7 +180,7 @@ def test_plans_are_kept(size, monkeypatch, device):
     assert len(made) == buckets
     # members of one bucket only
     model, optimizer = sides[0]
-    members = [member.position for each in optimizer._last_plans for plan in each.plans for member in plan.members]
+    members = [member.index for each in optimizer._last_plans for plan in each.plans for member in plan.members]
     assert sorted(members) == [i for i, p in enumerate(model.parameters()) if optimizer.state.get(p)]
 
 
