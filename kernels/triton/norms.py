@@ -17,8 +17,8 @@ ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE
     tl.constexpr(i) for i in range(8)
 )
 """Indices of `RETRACTION_STATISTICS`."""
-DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(3, 6))
-"""Rows of the partial sums Σd², Σw² and ⟨w, d⟩, after Σ|g|, Σg² and the count of non-finite g."""
+DIRECTION_SUM, DOT_SUM, WEIGHT_SUM = (tl.constexpr(i) for i in range(3, 6))
+"""Rows of the partial sums Σd², ⟨w, d⟩ and Σw², after Σ|g|, Σg² and the count of non-finite g."""
 ABS_SUM_ARGUMENT, DOT_ARGUMENT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
@@ -42,12 +42,12 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 
 @triton.jit
 def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
-    """Adds a block to Σ|g|, Σg², non-finite g and Σd², see `visit`; with a direction also to ⟨w, d⟩ and Σw².
+    """Adds a block to Σ|g|, Σg² and non-finite g, see `visit`; with a direction also to Σd², ⟨w, d⟩ and Σw².
 
     `scalars` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
     """
     unscale, factor, coefficients, hyper = scalars
-    abs_sum, sq_sum, nonfinite, direction_sum = sums[0], sums[1], sums[2], sums[3]
+    abs_sum, sq_sum, nonfinite = sums[0], sums[1], sums[2]
     if RULE is not None:
         # first, so that all columns are loaded before one is used
         w, d, _ = new_values(
@@ -57,7 +57,7 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
             d += weight_decay_of(hyper, RULE[ON_DEVICE]) * w
         if not FULL:
             d = tl.where(offs < stop, d, 0.0)
-        direction_sum += fold(d * d, FULL)
+        direction_sum = sums[3] + fold(d * d, FULL)
         dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, "evict_last")
@@ -71,7 +71,7 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
     if RULE is not None:
         return abs_sum, sq_sum, nonfinite, direction_sum, dot, weight_sum
     else:
-        return abs_sum, sq_sum, nonfinite, direction_sum
+        return abs_sum, sq_sum, nonfinite
 
 
 @triton.jit

@@ -16,7 +16,6 @@ from fused_lwlr.kernels.triton.formula import _power as power
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.norms import (
-    DOT_SUM,
     NONFINITE,
     SQ_SUM,
     WEIGHT_SQ_SUM,
@@ -104,7 +103,7 @@ def queue_kernel(
     rows,
     tiles,  # number of tiles of all rows
     counters,  # int32: ticket, programs that left; [2, rows] norm items done, ready
-    partials,  # float32 [5 or 6, tiles], see norms.py
+    partials,  # float32 [6, tiles], see norms.py
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused without norms, and for a direction
     factors,  # [1 or 2, rows]: s and ρ of each row; float32 of a `Scale`, float64 of `Factors`
     statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
@@ -163,15 +162,12 @@ def queue_kernel(
             factor = unscale if DIRECTION else sign * unscale
             sums = visit(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
-                6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None, BLOCK, 1 if DIRECTION else AT_ONCE,
+                6 if DIRECTION else 3, DTYPES, RULE if DIRECTION else None, BLOCK, 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
-            for i in tl.static_range(4):
+            for i in tl.static_range(6 if DIRECTION else 3):
                 tl.store(partials + i * tiles + slot, sums[i])
-            if DIRECTION:
-                # the pass over the direction reads the weights anyway
-                tl.store(weight_partials + slot, sums[5])
-                tl.store(partials + DOT_SUM * tiles + slot, sums[4])
-            else:
+            # the pass over the direction reads the weights anyway
+            if not DIRECTION:
                 # the last step left Σw², which is valid unless the weights were changed since
                 known = (entry(addresses, rows, row, FLAGS) & KNOWN) != 0
                 if known:

@@ -150,7 +150,7 @@ def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bo
     statistics[:, FACTOR] = 1
     return (
         torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
-        torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
+        torch.zeros(6 * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
         torch.ones((2 if retracts else 1) * rows, dtype=torch.float32, device=device),
         statistics,

@@ -113,8 +113,8 @@ def _add(a, b):
 
 
 @triton.jit
-def _add_four(a, b, c, d, e, f, g, h):
-    return a + e, b + f, c + g, d + h
+def _add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
 @triton.jit
@@ -129,14 +129,14 @@ def _add_five_and_maximum(a, b, c, d, e, f, g, h, i, j, k, m):
 
 @triton.jit
 def total(sums, MAXIMUM: tl.constexpr):
-    """Totals of 1, 4 or 6 accumulators; with MAXIMUM the third of 6 is a maximum.
+    """Totals of 1, 3 or 6 accumulators; with MAXIMUM the third of 6 is a maximum.
 
     One reduction of all of them costs the barriers of a single one.
     """
     if len(sums) == 1:
         return tl.reduce(sums, 0, _add)
-    elif len(sums) == 4:
-        return tl.reduce(sums, 0, _add_four)
+    elif len(sums) == 3:
+        return tl.reduce(sums, 0, _add_three)
     elif MAXIMUM:
         return tl.reduce(sums, 0, _add_five_and_maximum)
     else:
@@ -150,7 +150,7 @@ def visit(
     aligned,  # whether all of them are multiples of ALIGNMENT
     stop,  # elements of the tile
     scalars,
-    SUMS: tl.constexpr,  # number of accumulators: 1, 4 or 6
+    SUMS: tl.constexpr,  # number of accumulators: 1, 3 or 6
     DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
     RULE: tl.constexpr,  # see update.py; None for a function that needs no direction
     BLOCK: tl.constexpr,  # elements of a full block; other blocks have TAIL
