@@ -134,18 +134,24 @@ def test_cuda_graph(run):
 
 @pytest.mark.long
 def test_fsdp2(tmp_path):
-    """Two processes; the checkpoint has all of the model and of the optimizer's state."""
+    """Two processes; the checkpoint has all of the model and of the optimizer's state.
+
+    The processes end without a shutdown of Python, in which a thread of gloo may abort them.
+    """
     from torch.distributed.checkpoint import FileSystemReader
 
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(EXAMPLES / "fsdp2.py"), "--device=cpu", f"--checkpoint={tmp_path / 'checkpoint'}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = str(EXAMPLES.parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES.parents[1]), str(tmp_path)])
+    hook = "import atexit, os, pathlib\nif 'RANK' in os.environ: atexit.register(pathlib.Path('shutdown').touch)\n"
+    (tmp_path / "sitecustomize.py").write_text(hook)
     sizes = [f"--{name}={value}" for name, value in TINY.items()]
     result = subprocess.run(
         [*command, *sizes], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "shutdown").exists()
     (first,), (last,) = (re.findall(rf"([\d.]+) at {when}", result.stdout) for when in ("first", "last"))
     assert float(last) < float(first) - 1
     saved = FileSystemReader(tmp_path / "checkpoint").read_metadata().state_dict_metadata
