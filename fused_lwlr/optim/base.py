@@ -106,12 +106,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
     @contextmanager
-    def construction(self, given: SharedOptions, **own: Any) -> Iterator[dict[str, Any]]:
+    def construction(self, given: SharedOptions, **more: Any) -> Iterator[dict[str, Any]]:
         """Checks and keeps the options. The constructor of a subclass calls the constructor of torch within it.
 
         Args:
             given: the options that all optimizers share.
-            own: options of this class that a step depends on.
+            more: options of this class that a step depends on.
 
         Yields:
             The flags for the constructor of torch.
@@ -130,8 +130,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("`fused` does not support `differentiable`")
         if given.get("fused") and flags["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        own |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
-        self.options = StepOptions(**own, is_part=is_made_by_zero_redundancy_optimizer(), **self._kind)
+        more |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
+        self.options = StepOptions(**more, is_part=is_made_by_zero_redundancy_optimizer(), **self._kind)
         yield {**flags, "fused": None}
         # these name parameters, which are known now
         groups, layers = self.param_groups, given.get("layers")
@@ -409,8 +409,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         found: dict[str, Any] = super().state_dict()
         # a hook may return anything
         groups = found.get("param_groups") if isinstance(found, dict) else None
-        for group, own, labels in zip(groups or (), self.param_groups, labels_of(self.param_groups), strict=False):
-            group["layers"] = to_text(entries_of(own, labels, own.get("layers")))
+        for saved, group, labels in zip(groups or (), self.param_groups, labels_of(self.param_groups), strict=False):
+            saved["layers"] = to_text(entries_of(group, labels, group.get("layers")))
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

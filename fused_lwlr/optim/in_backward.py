@@ -77,9 +77,9 @@ class StepInBackward:
         self._bucket.append(param)
         self._bytes += param.grad.numel() * param.grad.element_size()
         if self._bytes >= self._max_bytes:
-            own = set(map(id, self._bucket))
+            collected = set(map(id, self._bucket))
             for other in self._params():
-                if other.grad is not None and id(other) not in own:
+                if other.grad is not None and id(other) not in collected:
                     self._refuse_unhooked(other)
             check_final(self.called, self._optimizer)
             self._step_bucket(self._bucket)
@@ -164,10 +164,10 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
         raise ValueError(f"max_bytes={max_bytes!r} must be an int, at least 1")
     if optimizer.options.in_backward:
         raise RuntimeError(f"{called} after a handle for steps during backward: remove() the first handle")
-    params, own = params_of(optimizer), set(map(id, model.parameters()))
+    params, in_model = params_of(optimizer), set(map(id, model.parameters()))
     if not params:
         raise ValueError(f"{called} needs an optimizer with parameters, but its param groups are empty")
-    foreign = sum(id(param) not in own for param in params)
+    foreign = sum(id(param) not in in_model for param in params)
     if foreign:
         raise ValueError(
             f"{foreign} of {len(params)} parameters of the optimizer are not parameters of model: pass the model that "

@@ -48,13 +48,13 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
         if stop is None and key not in ranges and key.endswith("]") and ":" in key.rpartition("[")[2]:
             raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
         for name in find(pattern, ranges, "layers=", "parameter of this optimizer"):
-            own = ranges[name]
-            for cut in own.copy() if stop is None else [(start, stop)]:
-                own[cut] = own.get(cut, own[None]).updated(options)
+            found = ranges[name]
+            for cut in found.copy() if stop is None else [(start, stop)]:
+                found[cut] = found.get(cut, found[None]).updated(options)
     return [
         [
             _entry(
-                name, param, sorted(Slice(*cut, own) for cut, own in ranges[name].items() if cut), ranges[name][None]
+                name, param, sorted(Slice(*cut, part) for cut, part in ranges[name].items() if cut), ranges[name][None]
             )
             for name, param in zip(group["param_names"], group["params"], strict=True)
         ]

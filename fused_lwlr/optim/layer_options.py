@@ -104,8 +104,8 @@ def slices_of(group: dict[str, Any], at: int) -> Entry:
 def eta_of(entry: Entry, start: int, stop: int | None) -> float | None:
     """Returns η of a slice of a parameter, or of the whole parameter; None if its elements have several."""
     found = {
-        own.eta
-        for first, last, own in entry
+        options.eta
+        for first, last, options in entry
         if last is None or stop is None or (first < stop and start < last)
     }  # fmt: skip
     return found.pop() if len(found) == 1 else None
@@ -118,11 +118,11 @@ def labels_of(groups: Groups) -> list[list[str]]:
     """
     # positions, which stand for missing names, are not counted
     counts = Counter(name for group in groups for name in group.get("param_names", ()))
-    names = [group.get("param_names", range(len(group["params"]))) for group in groups]
-    return [
-        [name if counts[name] == 1 else f"{number}.{name}" for name in own[: len(groups[number]["params"])]]
-        for number, own in enumerate(names)
-    ]
+    labels = []
+    for index, group in enumerate(groups):
+        names = group.get("param_names", range(len(group["params"])))[: len(group["params"])]
+        labels.append([name if counts[name] == 1 else f"{index}.{name}" for name in names])
+    return labels
 
 
 def effective(groups: Groups) -> dict[str, dict[str, Any]]:

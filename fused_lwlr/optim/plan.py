@@ -120,4 +120,4 @@ def plans_of(options: StepOptions, members: Sequence[Member]) -> list[Plan]:
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)
-    return [Plan(options, own, addressable=kind[-1]) for kind, own in kinds.items()]
+    return [Plan(options, alike, addressable=kind[-1]) for kind, alike in kinds.items()]

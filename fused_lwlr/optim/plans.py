@@ -165,8 +165,8 @@ class Plans:
 
     def _addresses_of(self, params: Sequence[Tensor], states: Any) -> Any:
         """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
-        own = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        entries: Any = filter(EXISTS, chain.from_iterable(map(dict.values, own)))
+        read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
+        entries: Any = filter(EXISTS, chain.from_iterable(map(dict.values, read)))
         if self._distributed:
             entries = map(local, entries)
         # two parameters may exchange their state

@@ -87,8 +87,8 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
 
     `options` and `defaults` are the optimizer's. torch checks whether the group is a dict.
     """
-    own = {**defaults, **given} if isinstance(given, dict) else {}
-    params = own.get("params")
+    group = {**defaults, **given} if isinstance(given, dict) else {}
+    params = group.get("params")
     if isinstance(params, list) and params and isinstance(params[0], str):
         # the keys of a dict: of a param group that is not in a list, or of named parameters
         fix = f"put the param group into a list, {options.optimizer}([group])"
@@ -96,22 +96,22 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
             fix = "pass model.named_parameters(), or the items() of a dict of parameters"
         raise TypeError(f"params contains the string {params[0]!r}: {fix}")
     for name in (*names_of("flag"), *names_of("group")):
-        for options_of in (defaults, own):
+        for options_of in (defaults, group):
             if name in options_of:
                 check_option(name, options_of[name])
-    momentum, dampening = own.get("momentum", 0), own.get("dampening", 0)
+    momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
     if options.lr_in_momentum and not (momentum > 0 and dampening == 0):
         raise ValueError(
             f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
         )
-    shared = {name: own[name] for name in names_of("shared") if name in own}
+    shared = {name: group[name] for name in names_of("shared") if name in group}
     for name, value in shared.items():
         if value != getattr(options, name):
             raise ValueError(
                 f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
                 f"to {options.optimizer}(...)"
             )
-    options.check_fused(own.get("fused"))
+    options.check_fused(group.get("fused"))
     # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
     return {name: value for name, value in given.items() if name not in shared} if shared else given
 

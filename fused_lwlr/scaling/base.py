@@ -118,7 +118,7 @@ class Scaling:
         check_formula(formula, f"{name}.formula")
         arguments = Scale(formula, target).arguments
         numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
-        own = [each for each in numbers if each in arguments]
+        passed = [each for each in numbers if each in arguments]
         for each in numbers:
             if each in FORMULA_STATISTICS:
                 raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
@@ -128,7 +128,7 @@ class Scaling:
                     f"{name}.formula takes {each!r}, but with {rule.name} its factor acts on the {target}: "
                     "set targets = ('direction',)"
                 )
-            if each not in (*FORMULA_STATISTICS, *own):
+            if each not in (*FORMULA_STATISTICS, *passed):
                 raise ValueError(
                     f"{name}.formula takes {each!r}, but its arguments must be fields of the class or among "
                     f"{', '.join(FORMULA_STATISTICS)}"
@@ -138,7 +138,7 @@ class Scaling:
                 f"{name}(bias_correction={self.bias_correction!r}) must be True or False: it says whether the rule "
                 "corrects its moments; give a number of the formula another name"
             )
-        return Scale(formula, target, {each: self._number(each) for each in own}, self.retraction)
+        return Scale(formula, target, {each: self._number(each) for each in passed}, self.retraction)
 
     def _number(self, name: str) -> float:
         value = getattr(self, name)

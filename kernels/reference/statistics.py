@@ -29,11 +29,11 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     device = table.columns["param"][0].device
     dtype, unscale = sum_dtype(device), Gate(grad_scale=grad_scale).unscale
     out = torch.zeros(len(table.rows), len(STATISTICS), dtype=dtype, device=device)
-    for values, (row, (param, own)) in zip(out, table.views("param", "grad"), strict=True):
-        if param.numel() == 0 or (own is None and not row.power):
+    for values, (row, (param, gradient)) in zip(out, table.views("param", "grad"), strict=True):
+        if param.numel() == 0 or (gradient is None and not row.power):
             continue
         w = wide(param) if weight else torch.zeros_like(wide(param))
-        g = times(torch.zeros_like(w) if own is None or not grad else wide(own), unscale)
+        g = times(torch.zeros_like(w) if gradient is None or not grad else wide(gradient), unscale)
         sums = (g.abs(), g.square(), w.square(), g * w if weight else w, ~g.isfinite())
         abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
         values.copy_(torch.stack((abs_sum, sq_sum, nonfinite, weight_sq_sum, g.abs().amax().to(dtype), dot)))

@@ -34,7 +34,7 @@ class Shared(NamedTuple):
     write: bool
     rounding_seed: int | None
 
-    def own(self, tensor: Tensor) -> Tensor:
+    def working_copy(self, tensor: Tensor) -> Tensor:
         """Returns a tensor for the computation: in float32 for half precision, a copy if the step may be skipped."""
         result = wide(tensor)
         return result if (self.write and self.gate.skipped is None) or result is not tensor else result.clone()
@@ -94,7 +94,7 @@ def step(
             _store_row(shared, i, steps, (param, master_weight, *stored), (w, w, *results))
             if ema is not None:
                 weight = param if master_weight is None else master_weight
-                _store(ema, shared.own(ema).lerp_(wide(weight), 1 - h.ema), shared.gate.skipped)
+                _store(ema, shared.working_copy(ema).lerp_(wide(weight), 1 - h.ema), shared.gate.skipped)
     for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
         # all rows of a tensor need the count before this step
         if write and steps is not None and grad is not None:
@@ -121,11 +121,11 @@ def new_values(
     rule, scale = shared.rule, shared.scale
     param, grad, master_weight, *stored = tensors
     lr, weight_decay = float(h.lr) * row.multiplier, float(h.decay)
-    w = shared.own(param)
+    w = shared.working_copy(param)
     if master_weight is not None:
         # the exact weight of the elements that it still rounds to
         w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
-    states = [None if state is None else shared.own(state) for state in stored]
+    states = [None if state is None else shared.working_copy(state) for state in stored]
     g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.gate.unscale)
     s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
     rho: Factor = 1.0

@@ -93,6 +93,6 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
         steps = table.steps.astype(np.float64)[table.tensor_of_row]
     for i, each in enumerate(hyper):
         here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
-        own = steps if isinstance(steps, float) else steps[here]
-        coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, own)
+        counts = steps if isinstance(steps, float) else steps[here]
+        coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, counts)
     return HyperRows(rows, coefficients, bool(addresses))

@@ -106,7 +106,10 @@ def _queued(
     )  # fmt: skip
     device, least = device_table.buffer.device, least_resident("queue", len(rule.states))
     programs, most = residents(device, least, PER_PROCESSOR)
-    own = formula and (formula.formula, *formula.numbers, retraction)
+    key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, programs]
+    key += map(type, arguments)
+    if formula is not None:
+        key += (formula.formula, *formula.numbers, retraction)
 
     def make(items: Tensor) -> Kernel:
         sizes = sizes_of(device)
@@ -121,7 +124,7 @@ def _queued(
         )  # fmt: skip
 
     kernel = device_table.kernel(
-        ("queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, own, programs, *map(type, arguments)),
+        tuple(key),
         lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
         make,
     )
