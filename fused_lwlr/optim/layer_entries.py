@@ -51,11 +51,10 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
             found = ranges[name]
             for cut in found.copy() if stop is None else [(start, stop)]:
                 found[cut] = found.get(cut, found[None]).updated(options)
+    slices = {name: sorted(Slice(*cut, part) for cut, part in found.items() if cut) for name, found in ranges.items()}
     return [
         [
-            _entry(
-                name, param, sorted(Slice(*cut, part) for cut, part in ranges[name].items() if cut), ranges[name][None]
-            )
+            _entry(name, param, slices[name], ranges[name][None])
             for name, param in zip(group["param_names"], group["params"], strict=True)
         ]
         for group in groups
