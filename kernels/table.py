@@ -120,8 +120,8 @@ class Table:
         return True
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
-        """Returns the gradients; a tensor like the parameter stands in for an absent one."""
-        # made anew each time: kept ones would hold the old memory of a parameter that moves
+        """Returns the gradients. A tensor like its parameter replaces an absent one."""
+        # the tensors are not kept: they would hold the old memory of a parameter that moves
         return [
             param.detach().to(self.grad_dtype) if grad is None else grad
             for grad, param in zip(grads, self.columns["param"], strict=True)
