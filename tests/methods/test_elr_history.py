@@ -202,10 +202,13 @@ def test_slices_are_layers():
         ({"head.weight[0:1]": 2.0}, [0.1, 0.1, 0.1, np.nan]),
     ],
 )
-def test_slices_of_the_optimizer_need_not_be_the_layers(layers, expected):
-    """A layer has a rate if all slices that it is stepped in have the same."""
+@pytest.mark.parametrize("later", [False, True])
+def test_slices_of_the_optimizer_need_not_be_the_layers(layers, expected, later):
+    """A layer has a rate if all slices that it is stepped in have the same. A param group may get others later."""
     model = nn.Sequential(OrderedDict(qkv=nn.Linear(4, 6, bias=False), head=nn.Linear(6, 5, bias=False)))
-    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, layers=layers)
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, layers=None if later else layers)
+    if later:
+        optimizer.param_groups[0]["layers"] = layers
     recorder = ELRRecorder(model).watch(optimizer)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()

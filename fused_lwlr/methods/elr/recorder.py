@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fused_lwlr.layers import named_layers, split_name
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
+from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 from fused_lwlr.shards import is_distributed
@@ -164,6 +165,9 @@ class ELRRecorder:
     def _rates(self, optimizer: Any) -> list[float]:
         """Returns lr · η of each layer. NaN if the optimizer lacks it or steps its slices at different rates."""
         found = {}
+        if isinstance(optimizer, FusedOptimizer):
+            # layers of a group may have been replaced since the last step
+            optimizer.complete_groups()
         for group in optimizer.param_groups:
             for at, param in enumerate(group["params"]):
                 found[id(param)] = float(group["lr"]), slices_of(group, at)
