@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.shards import is_distributed, local, reshard
 
 EMA = "ema"
@@ -55,7 +56,9 @@ def exchanged(pairs: Sequence[tuple[Tensor, Tensor]], model: nn.Module | None) -
     finally:
         if model is not None:
             reshard(model)
-        _put(params, trained)
+        # a second Ctrl-C must not end this in the middle
+        with uninterrupted():
+            _put(params, trained)
 
 
 @torch.no_grad()

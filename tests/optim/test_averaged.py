@@ -1,5 +1,6 @@
 """`averaged()`: averages take the weights' place for an evaluation, and the weights come back as they were."""
 
+import signal
 from copy import deepcopy
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from cases import ALL, every_name
 from steps import OPTIONS, OURS, compare, gradients, identical, parameters, saved, snapshot, train, twin
 from tolerances import same
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fused_lwlr import ELR, LAMB
 
@@ -57,6 +59,34 @@ def test_in_and_out(name, backend, kind, raised, device):
     assert all(p._version > version for (_, p), version in zip(named, versions, strict=True))
     train((ours, other), (named, others), 1)
     compare(same, ours, other, named, others)
+
+
+class RaisesSignals(TorchDispatchMode):
+    """Raises a signal at every copy."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            signal.raise_signal(signal.SIGALRM)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_signal_while_weights_come_back(device):
+    """As of a second Ctrl-C. Its handler runs when all weights are back."""
+    ours, named = trained("sgd", "plain", "torch", device)
+    before, mode = values(named), RaisesSignals()
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), ours.averaged():  # noqa: PT012
+            mode.__enter__()
+            raise KeyboardInterrupt
+    finally:
+        mode.__exit__(None, None, None)
+        signal.signal(signal.SIGALRM, handler)
+    assert identical(values(named), before)
 
 
 @every_name
