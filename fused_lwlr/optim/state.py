@@ -18,7 +18,9 @@ from fused_lwlr.shards import local
 
 OPTIONAL = frozenset((MASTER, EMA, RADIUS))
 """The entries that options switch on for all rules."""
-CONVERT = "replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
+REPAIR = (
+    "delete or replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Slot:
                 if name != RADIUS:
                     entries[name] = _new_entry(self.options, self.param, name, state)
             elif problem := self.misfit(name, state[name]):
-                raise ValueError(f"{name!r} in the state of {self.label} {problem}: {CONVERT}")
+                raise ValueError(f"{name!r} in the state of {self.label} {problem}: {REPAIR}")
             else:
                 entries[name] = state[name]
         rule = self.options.rule
@@ -162,10 +164,8 @@ def _radius_misfit(param: Tensor, value: Any, rows: int, *, copied: bool) -> str
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return f"must be a tensor of norms, not {value!r:.80}"
     if value.shape != (rows,):
-        return (
-            f"is {tuple(value.shape)}, but must be ({rows},), one norm for each layer that the parameter is cut into: "
-            "give the optimizer the slices in layers= that the state was saved with"
-        )
+        fix = ": give the optimizer the slices in layers= that the state was saved with" if copied else ""
+        return f"is {tuple(value.shape)}, but must be ({rows},), one norm for each layer of the parameter{fix}"
     device = local(param).device
     if not copied and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
         return f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous"
