@@ -181,17 +181,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
 
         Raises:
-            ValueError: a group has layers that do not fit it, too few names, or decay as of Adam.
+            ValueError: a group has layers that do not fit it, another number of names, or decay as of Adam.
         """
         for group, labels in zip(self.param_groups, labels_of(self.param_groups), strict=True):
             group.setdefault("capturable", False)
             # torch.optim sets it for its own classes alone
             group.setdefault("maximize", False)
             group.setdefault("ema", None)
-            if len(labels) < (count := len(group["params"])):
+            count = len(group["params"])
+            if (names := len(group.get("param_names", labels))) != count:
                 raise ValueError(
-                    f"a param group has {count} parameters, but {len(labels)} names: add parameters by "
-                    "add_param_group(), or add their names to group['param_names']"
+                    f"a param group has {count} parameters, but {names} names: change group['params'] and "
+                    "group['param_names'] together, or add parameters by add_param_group()"
                 )
             layers = entries_of(group, labels, group.get("layers"))
             if layers is not None and isinstance(group["layers"], list):
@@ -404,8 +405,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first.
 
         `layers` of a param group is text, which JSON and `torch.distributed.checkpoint` keep.
+
+        Raises:
+            ValueError: there is state of a parameter that no param group has.
+            FloatingPointError: as `step`.
         """
         self._report()
+        known = {id(param) for group in self.param_groups for param in group["params"]}
+        for key in self.state:
+            if isinstance(key, Tensor) and id(key) not in known:
+                raise ValueError(
+                    f"there is state of a parameter of {tuple(key.shape)} that no param group has: add the parameter "
+                    "to a group again, or remove its state with optimizer.state.pop(param)"
+                )
         found: dict[str, Any] = super().state_dict()
         # a hook may return anything
         groups = found.get("param_groups") if isinstance(found, dict) else None

@@ -209,7 +209,8 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
                 "ema" in group,
                 group.get("capturable"),
                 group.get("ema") is None,
-                None if group.get("layers") is None else list(group["layers"]),
+                # complete groups have None or a list
+                layers[:] if isinstance(layers := group.get("layers"), list) else layers is None,
             )
             for group in groups
         ],

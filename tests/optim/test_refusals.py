@@ -187,6 +187,10 @@ def wrong_multiplier(ours, params):
     ours.param_groups[0]["layers"] = [1.0, -1.0, 1.0, 1.0]
 
 
+def one_multiplier(ours, params):
+    ours.param_groups[0]["layers"] = 0.5
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -194,6 +198,7 @@ def wrong_multiplier(ours, params):
         (resized, "of parameter 'p0' is"), (expanded, "elements of parameter 'p1' share memory"),
         (double, "convert its dtype|cannot work on"),
         (wrong_multiplier, "must be a finite number, at least 0, not -1.0"),
+        (one_multiplier, "'layers' of a param group must be None or have 4 entries, not 0.5"),
     ],
 )  # fmt: skip
 @every_case
@@ -299,15 +304,41 @@ def test_step_counts_that_are_none(count, nonfinite, device):
 
 
 @every_name
-def test_more_parameters_than_names(name, params, device):
+def test_more_parameters_than_names(name, params):
     ours = OURS[name](params[:1], **OPTIONS[name])
     ours.param_groups[0]["params"].append(params[1][1])
     gradients(params)
-    with pytest.raises(ValueError, match="a param group has 2 parameters, but 1 names: add parameters by"):
+    with pytest.raises(ValueError, match="a param group has 2 parameters, but 1 names: change group"):
         ours.step()
     ours.param_groups[0]["param_names"].append("p1")
     ours.step()
     assert list(ours.layers()) == ["p0", "p1"]
+
+
+@every_case
+def test_fewer_parameters_than_names(stepped):
+    """The names that are left would be names of other parameters, also for `select=`."""
+    ours, named = stepped
+    [group] = ours.param_groups
+    del group["params"][0]
+    with pytest.raises(ValueError, match="a param group has 3 parameters, but 4 names: change group"):
+        ours.step()
+    del group["param_names"][0]
+    ours.step()
+    assert list(ours.layers()) == [key for key, _ in named[1:]]
+
+
+@every_name
+def test_state_of_a_removed_parameter_is_not_saved(name, params):
+    ours = OURS[name](params, **OPTIONS[name])
+    train((ours,), (params,), 1)
+    [group] = ours.param_groups
+    removed = group["params"].pop()
+    group["param_names"].pop()
+    with pytest.raises(ValueError, match=r"there is state of a parameter of \(3,\) that no param group has: .*pop\("):
+        ours.state_dict()
+    del ours.state[removed]
+    assert len(ours.state_dict()["state"]) == 1
 
 
 def test_groups_of_adam(params):
