@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
@@ -99,11 +100,28 @@ def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, 
     """Returns the layers of a model, or one layer for each named tensor.
 
     Raises:
-        ValueError: tensors without names.
+        ValueError: neither a model nor named tensors.
     """
     if isinstance(source, nn.Module):
         return layers_of(source)
-    pairs = list(source.items() if isinstance(source, Mapping) else source)
-    if any(isinstance(pair, Tensor) for pair in pairs):
-        raise ValueError("the layers have no names: pass the model, or model.named_parameters()")
-    return [Layer(name, tensor) for name, tensor in pairs]
+    return [Layer(name, tensor) for name, tensor in named_tensors(source, "source= must be the model, or")]
+
+
+def named_tensors(given: Any, must_be: str) -> list[tuple[str, Tensor]]:
+    """Returns named tensors, which are given as a mapping or as pairs.
+
+    Args:
+        given: the value of an argument.
+        must_be: the beginning of the message, which names the argument.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    pairs = given.items() if isinstance(given, Mapping) else given
+    found = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for pair in found:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+            # one line, also of a tensor
+            shown = " ".join(repr(pair).split())
+            raise ValueError(f"{must_be} named tensors such as model.named_parameters(), not {shown:.80}")
+    return found

@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from fused_lwlr.layers import named_tensors
 from fused_lwlr.optim.layer_options import NAMES, LayerOptions
+from fused_lwlr.optim.option_table import check_option, shown
 
 
 def layers_from_param_groups(
-    groups: Iterable[Mapping[str, Any]], named_parameters: Iterable[tuple[str, Tensor]] | None = None
+    groups: Iterable[Mapping[str, Any]],
+    named_parameters: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
 ) -> dict[str, Any]:
     """Merges param groups into one group with `layers`, which takes the same step.
 
@@ -38,10 +41,17 @@ def layers_from_param_groups(
         The parameters of all groups in order, the common options, and an entry of `layers` for each parameter.
 
     Raises:
-        ValueError: no group, an option that only some of the groups have, groups that differ in another option,
-            groups that have `layers` or were given to a scheduler, or a parameter without a name.
+        ValueError: no group, an option that is out of range or that only some of the groups have, groups that differ in
+            another option, groups that have `layers` or were given to a scheduler, or a parameter without a name.
     """
-    given = [{**group, "params": _listed(group["params"])} for group in groups]
+    given = []
+    for group in groups:
+        if not (isinstance(group, Mapping) and "params" in group):
+            raise ValueError(f"groups= must be a list of param groups, dicts with 'params', not of {shown(group)}")
+        for name in ("lr", "weight_decay"):
+            if name in group:
+                check_option(name, group[name], "a group of groups=")
+        given.append({**group, "params": _listed(group["params"])})
     if not given:
         raise ValueError("groups=[] must have at least one param group")
     merged: dict[str, Any] = {}
@@ -78,7 +88,7 @@ def layers_from_param_groups(
         LayerOptions(**options) for options, group in zip(own, given, strict=True) for _ in group["params"]
     ]
     if named_parameters is not None:
-        names = {id(param): name for name, param in named_parameters}
+        names = {id(param): name for name, param in named_tensors(named_parameters, "named_parameters= must be")}
         params = [param[1] if isinstance(param, tuple) else param for param in merged["params"]]
         nameless = [tuple(param.shape) for param in params if id(param) not in names]
         if nameless:

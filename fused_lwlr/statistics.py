@@ -14,7 +14,7 @@ from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.kernels.table import addresses_of
 from fused_lwlr.kernels.tensors import form_check, joined
 from fused_lwlr.layers import Layer, named_layers
-from fused_lwlr.memory import all_addressable
+from fused_lwlr.memory import all_addressable, is_freed
 from fused_lwlr.shards import Completion, completion_of, local, local_row
 
 
@@ -117,10 +117,10 @@ class StatisticsPass:
         There is one launch for each device and combination of dtypes, and two all-reduces for sharded layers.
 
         Raises:
-            ValueError: no layer has a gradient, or a gradient is sparse.
+            ValueError: no layer has a gradient, a gradient is sparse, or memory was freed.
         """
         absent = [layer.param.grad is None for layer in self._layers]
-        if absent != self._absent or not all(kept.take() for kept in self._kept):
+        if not self._kept or absent != self._absent or not all(kept.take() for kept in self._kept):
             self._build()
             self._absent = absent
         results: list[Tensor] = []
@@ -142,6 +142,9 @@ class StatisticsPass:
                 continue
             if grad.layout != torch.strided:
                 raise ValueError(f"the gradient of {layer.name!r} is {grad.layout}: pass sparse=False to its layer")
+            for tensor, what in ((grad, f"the gradient of {layer.name!r}"), (layer.param, repr(layer.name))):
+                if is_freed(local(tensor)):
+                    raise ValueError(f"the storage of {what} was freed, so it has no values: restore it before")
             addressable = all_addressable((local(layer.param), local(grad)))
             kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype, addressable), []).append(i)
         if not kinds:
@@ -208,6 +211,6 @@ def layer_statistics(
         The statistics, float64, on the device of the first layer.
 
     Raises:
-        ValueError: no tensor has a gradient, or a gradient is sparse.
+        ValueError: no tensor has a gradient, a gradient is sparse, or memory was freed.
     """
     return StatisticsPass(named_layers(source), backend)()

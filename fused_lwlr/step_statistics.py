@@ -109,11 +109,14 @@ class LayerStatsLogger:
 
     Raises:
         ValueError: `every` is not an int, or below 1.
+        TypeError: `writer` has no such method.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):
         if type(every) is not int or every < 1:
             raise ValueError(f"every={every!r} must be an int, at least 1")
+        if not hasattr(writer, "add_scalar"):
+            raise TypeError(f"writer={writer!r:.80} must have a method add_scalar(tag, value, step)")
         self._writer = writer
         self._every = every
         self._steps = 0

@@ -177,6 +177,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
+    @backend.setter
+    def backend(self, value: Any) -> None:
+        fixed("backend").__set__(self, value)
+
     def complete_groups(self) -> None:
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
 
@@ -383,7 +387,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: averages do not exist yet, or calls are nested. `step()` within the context raises, too.
+            TypeError: the model is not a module.
         """
+        if not (model is None or isinstance(model, nn.Module)):
+            raise TypeError(f"averaged(model): model is {type(model)}, but must be a module, or None")
         if self.holds_averages:
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
         self.complete_groups()

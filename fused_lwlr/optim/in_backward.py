@@ -148,7 +148,7 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
             parameter is not sharded by `fully_shard`, or has `CPUOffloadPolicy` for a GPU with torch before 2.13.
             Later, by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a closure, a
             `torch.amp.GradScaler`, or a capture in a CUDA graph.
-        TypeError: the optimizer is not from this package.
+        TypeError: the optimizer is not from this package, or the model is not a module.
         ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are not
             initialized yet, are on several devices or share memory.
     """
@@ -160,6 +160,8 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
     """Raises an error if a model and an optimizer cannot be stepped in backward, see `step_in_backward`."""
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(f"optimizer is {type(optimizer)}: {called} needs one of fused_lwlr, such as AdamW")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model)}: {called} needs the module that the optimizer steps")
     if type(max_bytes) is not int or max_bytes < 1:
         raise ValueError(f"max_bytes={max_bytes!r} must be an int, at least 1")
     if optimizer.options.in_backward:

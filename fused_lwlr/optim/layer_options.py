@@ -38,7 +38,9 @@ class LayerOptions:
     corrected_decay: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.to_dict().items():
+        for name in NAMES:
+            if (value := getattr(self, name)) is None:
+                continue
             check_option(name, value, "a layer")
             if name != "corrected_decay":
                 # tensors and lists have no hash by value

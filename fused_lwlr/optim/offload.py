@@ -203,7 +203,7 @@ def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: in
     Raises:
         RuntimeError: as for `step_in_backward`, or a process group exists: pass `offload_policy=CPUOffloadPolicy()` to
             `fully_shard`. Errors of a step are raised by `optimizer.step()`.
-        TypeError: the optimizer is not from this package.
+        TypeError: the optimizer is not from this package, or the model is not a module.
         ValueError: as for `step_in_backward`.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():

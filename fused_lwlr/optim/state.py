@@ -18,9 +18,7 @@ from fused_lwlr.shards import local
 
 OPTIONAL = frozenset((MASTER, EMA, RADIUS))
 """The entries that options switch on for all rules."""
-REPAIR = (
-    "delete or replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
-)
+REPAIR = "delete or replace it, or let optimizer.load_state_dict(optimizer.state_dict()) convert its dtype and device"
 
 
 @dataclass(frozen=True)

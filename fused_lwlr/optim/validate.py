@@ -50,6 +50,8 @@ def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
         return f"must be a tensor, not {shown(tensor)}"
     if tensor.is_nested or tensor.layout != torch.strided:
         return f"is {'nested' if tensor.is_nested else tensor.layout}, but must be torch.strided"
+    if is_freed(local(tensor)):
+        return "has no memory, since its storage was freed"
     if tensor.shape != param.shape:
         return f"is {tuple(tensor.shape)}, but the parameter is {tuple(param.shape)}"
     if not same_placement(tensor, param):
@@ -183,8 +185,9 @@ def _problem_of(optimizer: str, label: str, param: Tensor, *, fused: bool) -> st
             f"{optimizer} does not support sparse gradients: the gradient of {label} is {grad.layout}; "
             "use sparse=False in its layer, or torch.optim.SparseAdam for it"
         )
-    if is_freed(grad):
-        return f"the storage of the gradient of {label} was freed: compute it again"
+    # state that is made for the step would be read from it
+    if is_freed(local(param)):
+        return f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
     problem = misfit(grad, param)
     if problem:
         fix = "set .grad to a tensor of the parameter's shape, dtype, device and placements"

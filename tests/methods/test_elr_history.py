@@ -234,8 +234,9 @@ def test_json_round_trip_and_figure(tmp_path):
 
 def test_wrong_arguments():
     model = net()
-    with pytest.raises(ValueError, match="every=0: it must be 1 or more"):
-        ELRRecorder(model, every=0)
+    for every in (0, 1.5, "2"):
+        with pytest.raises(ValueError, match=f"every={every!r} must be an int, at least 1"):
+            ELRRecorder(model, every=every)
     with pytest.raises(ValueError, match="fits none of 4 layers"):
         ELRRecorder(model, select="conv*")
     with pytest.raises(ValueError, match="select= has 'typo', which is not a layer of the model"):

@@ -45,9 +45,38 @@ def test_against_torch(form, backend, device):
     assert len(str(stats).splitlines()) == 6
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (nn.Linear(2, 2).parameters(), "Parameter containing: tensor"), ({"w": 1}, r"\('w', 1\)"), (None, "None"),
+        ([("w",)], r"\('w',\)"),
+    ],
+)  # fmt: skip
+def test_sources_that_have_no_named_tensors(source, message):
+    what = r"source= must be the model, or named tensors such as model\.named_parameters\(\), not"
+    with pytest.raises(ValueError, match=f"{what} {message}"):
+        layer_statistics(source)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("which", ["weight", "gradient"])
+def test_freed_memory(which, backend):
+    """To read it would end the process. It is refused in the first call, and in a later one."""
+    layers = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    passes = [StatisticsPass(named_layers(layer), backend) for layer in layers]
+    for layer in layers:
+        layer(torch.ones(1, 3)).sum().backward()
+    passes[1]()
+    for layer, measure in zip(layers, passes, strict=True):
+        tensor = layer.weight if which == "weight" else layer.weight.grad
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(ValueError, match=f"the storage of .*{'weight' if which == 'weight' else 'gradient of'}"):
+            measure()
+
+
 def test_refused():
-    with pytest.raises(ValueError, match=r"the layers have no names: pass the model, or model\.named_parameters\(\)"):
-        layer_statistics(nn.Linear(2, 2).parameters())
+    with pytest.raises(ValueError, match="no parameter has a gradient"):
+        layer_statistics({})
     model = nn.Embedding(4, 3, sparse=True)
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         layer_statistics(model)

@@ -134,7 +134,9 @@ def test_no_averages(name, ema, steps, message, device):
     train((ours,), (named,), steps)
     with pytest.raises(RuntimeError, match=f"no averages of the weights: {message}"), ours.averaged():
         pass
-    # the failed call changed nothing
+    with pytest.raises(TypeError, match=r"averaged\(model\): model is <class 'list'>"), ours.averaged([]):
+        pass
+    # the failed calls changed nothing
     train((ours,), (named,), 1)
 
 

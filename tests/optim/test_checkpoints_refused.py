@@ -171,7 +171,10 @@ def test_tensors_that_do_not_fit(name, value, message, device):
 
 
 COMPLEX = torch.zeros(6, 5, dtype=torch.complex64)
+FREED = torch.ones(6, 5)
+FREED.untyped_storage().resize_(0)
 MORE_STATE = [
+    ({"ema": 0.9}, "ema", FREED, "has no memory, since its storage was freed"),
     *(({"ema": 0.9}, "ema", value, "") for value in (torch.zeros(3), COMPLEX, COMPLEX.real.long(), 1.0, None)),
     *(({"master_weights": True, "dtype": torch.bfloat16}, "master_weight", value, "")
       for value in (torch.zeros(3), COMPLEX, 1.0)),

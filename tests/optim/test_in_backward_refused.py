@@ -128,6 +128,11 @@ REFUSED = {
         TypeError,
         r"optimizer is .*torch\.optim.*SGD",
     ),
+    "no model": (
+        lambda take, model, optimizer, x: take(model.named_parameters(), optimizer),
+        TypeError,
+        r"model is <class 'generator'>: {take}\(\) needs the module that the optimizer steps",
+    ),
     "another model": (
         lambda take, model, optimizer, x: take(model, ALL["sgd"]([nn.Parameter(torch.ones(2))])),
         ValueError,

@@ -158,6 +158,8 @@ def test_logger(name, scaling, more, device):
 def test_logger_refuses_no_steps(every):
     with pytest.raises(ValueError, match=f"every={every!r} must be an int"):
         LayerStatsLogger(Writer(), every=every)
+    with pytest.raises(TypeError, match="writer='runs' must have a method add_scalar"):
+        LayerStatsLogger("runs")
 
 
 @every_case

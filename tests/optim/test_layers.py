@@ -378,3 +378,5 @@ def test_layer_options_is_one_type(device):
     assert len({fused_lwlr.LayerOptions(betas=betas) for betas in ([0.5, 0.6], (0.5, 0.6))}) == 1
     with pytest.raises(ValueError, match="'eps' of a layer must be a finite number, at least 0, not -1"):
         fused_lwlr.LayerOptions(eps=-1)
+    with pytest.raises(ValueError, match=r"'betas' of a layer must be two numbers, at least 0 and below 1, not 0\.9"):
+        fused_lwlr.LayerOptions(betas=0.9)

@@ -154,7 +154,19 @@ def test_freed_storage_is_refused(name, backend):
             freed(grads[1])
         else:
             freed(optimizer.state[params[1]][BUFFER[name]])
-        refuses(optimizer, "was freed", grads=grads)
+        refuses(optimizer, "'p1'.* was freed", ValueError if which == "state" else RuntimeError, grads)
+
+
+@every_case
+@pytest.mark.parametrize(
+    "options", [{"ema": 0.9}, {"master_weights": True}, {"scaling": Hyperball(select="*")}], ids=name_of
+)
+def test_state_is_not_made_of_freed_weights(name, backend, options):
+    """It begins with the weights. To read them would end the process."""
+    params = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = optimizer_of(name, backend, *params, **options)
+    freed(params[1])
+    refuses(optimizer, "the storage of parameter 'p1' was freed", grads=[torch.ones_like(p) for p in params])
 
 
 @every_name

@@ -1,5 +1,6 @@
 """Param groups as one group with `layers`, which takes the same steps."""
 
+import math
 from functools import partial
 
 import pytest
@@ -107,6 +108,8 @@ def test_names_and_common_options_stay(device):
         ([{"momentum": 0.9}, {"momentum": 0.8}], ValueError, "groups= must not differ in 'momentum'"),
         ([{"lr": 0.1, "initial_lr": 0.1}], ValueError, "groups= must not have 'initial_lr'"),
         ([{"layers": [0.5]}], ValueError, "groups= must not have 'layers'"),
+        ([{"lr": math.inf}, {"lr": 0.1}], ValueError, "'lr' of a group of groups= must be a finite .* not inf"),
+        ([{"weight_decay": "0.1"}], ValueError, "'weight_decay' of a group of groups= must be .* not '0.1'"),
         ([{"lr_scale": -1.0}], ValueError, "'lr' of a layer must be a finite number, at least 0"),
         ([{"params": set()}], TypeError, "groups= must have lists of parameters, not a set"),
     ],
@@ -131,6 +134,15 @@ def test_names(device):
     assert list(ALL["adamw"]([layers_from_param_groups(pairs, named)]).layers()) == ["p0", "p1"]
     with pytest.raises(ValueError, match=r"named_parameters= must name all parameters, but 1 are missing: \[\(9,\)\]"):
         layers_from_param_groups(groups, named[:1])
+    assert layers_from_param_groups(groups, dict(named))["params"] == named
+    with pytest.raises(ValueError, match=r"named_parameters= must be named tensors such as .*, not Linear\("):
+        layers_from_param_groups(groups, torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("groups", [{"params": []}, [torch.ones(2)], [{"lr": 0.1}]], ids=str)
+def test_no_param_groups(groups):
+    with pytest.raises(ValueError, match="groups= must be a list of param groups, dicts with 'params', not of"):
+        layers_from_param_groups(groups)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -50,7 +50,7 @@ class ELRRecorder:
         backend: "auto", "triton" or "torch", as for the optimizers.
 
     Raises:
-        ValueError: `every` is below 1, or the selector matches no layer.
+        ValueError: `every` is not an int, or below 1, `source` has no named tensors, or the selector matches no layer.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class ELRRecorder:
         momentum: bool = False,
         backend: Backend = "auto",
     ):
-        if every < 1:
-            raise ValueError(f"every={every}: it must be 1 or more")
+        if type(every) is not int or every < 1:
+            raise ValueError(f"every={every!r} must be an int, at least 1")
         selection = Scaling(select=select)
         layers = named_layers(source)
         self.layers = [
