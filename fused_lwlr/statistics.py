@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.kernels.table import addresses_of
-from fused_lwlr.kernels.tensors import form_check, joined
+from fused_lwlr.kernels.tensors import form_check, joined, untraced
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable, is_freed
 from fused_lwlr.shards import Completion, completion_of, local, local_row
@@ -197,6 +197,7 @@ def _completed(values: Tensor, completion: Completion) -> Tensor:
     return result
 
 
+@untraced
 def layer_statistics(
     source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *, backend: ops.Backend = "auto"
 ) -> LayerStatistics:

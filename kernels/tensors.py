@@ -2,14 +2,22 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first call
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 PROCESS = os.getpid()
 """The process that imported this package. A child process after a fork has another number, and does not have
 the threads of its parent. The number is in this module, since a child may be the first to import the compiler."""
+
+
+def untraced(function: Function) -> Function:
+    """Hides a function from torch.compile, which cannot trace tables: its graph breaks at the call."""
+    return _disable_dynamo(function)  # type: ignore[return-value]
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, Rule, reference
+from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
@@ -321,7 +322,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups, last = self.param_groups, self._last_plans or ()
         plans = last[number] if number < len(last) else None
         try:
-            self._given = check_edits(groups, self._given)
+            self._given = check_edits(self.options, groups, self._given)
             if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
                 plans.release_gradients()
                 plans = None
@@ -351,6 +352,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.complete_groups()
         return effective(self.param_groups)
 
+    @untraced
     def layer_stats(self) -> StepStatistics:
         """Returns norms, ELR and trust ratio of every layer in the last step, which the step computed anyway.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fused_lwlr.kernels import Factors, Gate, Hyper, Scale, totals_of
 from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
+from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.optim.sharded import DIRECTION, GRADIENT, factors_of, measure
@@ -130,7 +131,8 @@ def gates_of(
     rescales = options.rescale_weights is not False
     totals = totals_of(sums, [plan.counts_for_max_norm for plan in plans] if rescales else None)
     report = None
-    if options.nonfinite == "raise":
+    # a meta or fake tensor has no value to report
+    if options.nonfinite == "raise" and is_addressable(totals):
         # a step that a GradScaler skips is not reported
         found_inf, skipped = gates[0].found_inf, totals[NONFINITE]
         if found_inf is not None:

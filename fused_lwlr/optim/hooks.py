@@ -6,15 +6,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C._autograd import _profiler_enabled
-from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first call
 from torch.optim import optimizer as torch_optimizer
 
+from fused_lwlr.kernels.tensors import untraced
+
 Step = TypeVar("Step", bound=Callable[..., Any])
-
-
-def untraced(function: Step) -> Step:
-    """Hides a function from torch.compile."""
-    return _disable_dynamo(function)  # type: ignore[return-value]
 
 
 def hooked(step: Step) -> Step:

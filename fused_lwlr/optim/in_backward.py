@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import find_overlap
 from fused_lwlr.optim.base import FusedOptimizer
-from fused_lwlr.optim.hooks import untraced
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.shards import is_distributed, local
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Row
-from fused_lwlr.kernels.table import view_of
+from fused_lwlr.kernels.table import addresses_of, view_of
 from fused_lwlr.kernels.tensors import sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import first_average
@@ -106,7 +106,7 @@ def members_of(
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
     # counts are copied only if some share memory, since a CUDA graph may write to them
     counted = [member for member in members if "step" in member.entries]
-    if len({member.entries["step"].data_ptr() for member in counted}) < len(counted):
+    if len(set(addresses_of([member.entries["step"] for member in counted]))) < len(counted):
         for member in counted:
             member.entries["step"] = member.entries["step"].clone()
     _add_targets(options, groups, states, targets, members)

@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from itertools import chain, compress, product, repeat
-from operator import is_not
+from operator import is_not, or_
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ BLIND_MODES = {
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
 EDITABLE = tuple(name for name in names_of("group") if name != "layers")
 """The options of param groups that may change between two steps. New plans check `layers`."""
+MUTABLE = {Tensor, torch.nn.Parameter, list}
+"""The types of options that schedulers or users may edit in place."""
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -101,11 +103,7 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
         for options_of in (defaults, group):
             if name in options_of:
                 check_option(name, options_of[name])
-    momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
-    if options.lr_in_momentum and not (momentum > 0 and dampening == 0):
-        raise ValueError(
-            f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
-        )
+    check_momentum(options, group)
     shared = {name: group[name] for name in names_of("shared") if name in group}
     for name, value in shared.items():
         if value != getattr(options, name):
@@ -118,20 +116,30 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     return {name: value for name, value in given.items() if name not in shared} if shared else given
 
 
-def check_edits(groups: Groups, before: Sequence[Any]) -> list[Any]:
-    """Returns the options of all param groups after a check of the values that are not the same objects as before.
+def check_momentum(options: StepOptions, group: dict[str, Any]) -> None:
+    """Raises ValueError if a param group has no momentum, or dampening, while the buffer holds the learning rate."""
+    momentum, dampening = group.get("momentum", 0), group.get("dampening", 0)
+    if options.lr_in_momentum and not (momentum > 0 and dampening == 0):
+        raise ValueError(
+            f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
+        )
 
-    Tensors on a device are not checked, since this would wait for the device.
+
+def check_edits(options: StepOptions, groups: Groups, before: Sequence[Any]) -> list[Any]:
+    """Returns the options of all param groups after a check of the values that may have changed since before.
+
+    Tensors on a device are not checked, since this would wait for the device, and tensors that kernels read.
 
     Raises:
         ValueError: an option is out of range.
     """
     now = [value for group in groups for value in map(group.get, EDITABLE)]
-    # no option is this tuple: without values before, all are checked
-    changed = map(is_not, now, chain(before, repeat(EDITABLE)))
+    # no option is this tuple: without values before, all are checked. Some values can be edited in place
+    changed = map(or_, map(is_not, now, chain(before, repeat(EDITABLE))), map(MUTABLE.__contains__, map(type, now)))
     for (group, name), value in compress(zip(product(groups, EDITABLE), now, strict=True), changed):
-        if name in group and not (isinstance(value, Tensor) and not value.is_cpu):
+        if name in group and not (isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)):
             check_option(name, value, "a param group")
+            check_momentum(options, group)
     return now
 
 

@@ -10,6 +10,8 @@ from steps import OPTIONS, OURS, TORCH, compare
 from tolerances import close, same
 from torch import nn
 
+from fused_lwlr import LARS, layer_statistics
+
 STEPS = 4
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 # each compiles for seconds, and sees neither rule nor backend
@@ -101,6 +103,21 @@ def test_training_step(name, backend, compiler, model, batches):
     assert any("model(x)" in line for line in recorder.lines())
     assert all(__file__ in line for line in recorder.lines())
     assert graphs[1:] == [graphs[1]] * (STEPS - 1)
+
+
+def test_statistics_in_a_compiled_step(model, batches):
+    """They are the statistics without a compiler."""
+    ours = OURS["sgd"](model.named_parameters(), **OPTIONS["sgd"], scaling=LARS())
+
+    def train_step(x):
+        model(x).square().mean().backward()
+        ours.step()
+        return ours.layer_stats().values, layer_statistics(model).values
+
+    compiled = torch.compile(train_step, backend="eager")(batches[0])
+    plain = ours.layer_stats().values, layer_statistics(model).values
+    for found, expected in zip(compiled, plain, strict=True):
+        same(found, expected)
 
 
 @every_backend

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from cases import every_backend
-from steps import identical, parameters, snapshot, uniform
+from steps import gradients, identical, parameters, snapshot, uniform
 from tolerances import EPS
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -173,6 +173,21 @@ def test_a_distributed_state_dict_of_the_other_placement_is_refused(options, hel
 def test_where_it_has_no_meaning_it_is_refused(options, message, device):
     with pytest.raises(ValueError, match=message):
         SGD(parameters(SHAPES, torch.float32, device), **{**NUMBERS, **options})
+
+
+@pytest.mark.parametrize(("option", "value"), [("momentum", 0.0), ("dampening", 0.1)])
+def test_edits_where_it_has_no_meaning(option, value, device):
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = SGD(named, **NUMBERS)
+    for _ in range(2):
+        right, before = optimizer.param_groups[0][option], snapshot(optimizer, named)
+        optimizer.param_groups[0][option] = value
+        gradients(named)
+        with pytest.raises(ValueError, match=f"needs momentum above 0 and dampening 0, not .*{option}={value}"):
+            optimizer.step()
+        optimizer.param_groups[0][option] = right
+        assert identical(snapshot(optimizer, named), before)
+        optimizer.step()
 
 
 def test_groups_agree(device):

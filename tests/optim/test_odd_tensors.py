@@ -169,11 +169,25 @@ def test_state_is_not_made_of_freed_weights(name, backend, options):
     refuses(optimizer, "the storage of parameter 'p1' was freed", grads=[torch.ones_like(p) for p in params])
 
 
+@pytest.fixture
+def _every_warning():
+    """Not once in a process, as torch warns of addresses of fake tensors."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
 @every_name
 @pytest.mark.parametrize("backend", ["auto", "torch", "triton"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("_every_warning")
 def test_fake_tensors_are_stepped_on_shapes(name, backend, device):
-    options = [{}, {"scaling": ELR(0.1), "ema": 0.9}, {"scaling": Hyperball(), "capturable": True}]
+    options = [
+        {},
+        {"scaling": ELR(0.1), "ema": 0.9},
+        {"scaling": Hyperball(), "capturable": True},
+        {"nonfinite": "raise"},
+    ]
     if device == "cuda" and not torch.cuda.is_available():
         options = [{}]
     for more in options:
@@ -194,7 +208,7 @@ def test_fake_tensors_are_stepped_on_shapes(name, backend, device):
 
 @every_name
 @AUTO_AND_TORCH
-@pytest.mark.parametrize("options", [{}, {"capturable": True}, {"nonfinite": "skip"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"capturable": True}, {"nonfinite": "skip"}, {"nonfinite": "raise"}], ids=str)
 def test_meta_parameters_are_stepped_on_shapes_as_torch_does(name, backend, options):
     """State dicts load, too, with step counts that have no value."""
     param = nn.Parameter(torch.ones(3, device="meta"))

@@ -286,6 +286,28 @@ def test_edits_of_a_group_that_are_out_of_range(name, backend, option, value, me
         train((ours,), (named,), 1)
 
 
+@pytest.mark.parametrize(
+    "kind", [torch.tensor, lambda number: torch.nn.Parameter(torch.tensor(number))], ids=["tensor", "parameter"]
+)
+def test_edits_in_place_that_are_out_of_range(kind, params):
+    """As schedulers edit a rate that is a tensor."""
+    ours = OURS["adamw"](params, lr=kind(0.1))
+    [group] = ours.param_groups
+    group["betas"] = [0.9, 0.99]
+    train((ours,), (params,), 1)
+    before = snapshot(ours, params)[1]
+    with torch.no_grad():
+        group["lr"].fill_(math.nan)
+    with pytest.raises(ValueError, match=f"'lr' of a param group must be {NUMBER}"):
+        train((ours,), (params,), 1)
+    with torch.no_grad():
+        group["lr"].fill_(0.1)
+    group["betas"][1] = 1.0
+    with pytest.raises(ValueError, match=f"'betas' of a param group must be {PAIR}"):
+        train((ours,), (params,), 1)
+    assert identical([p.detach() for _, p in params], before)
+
+
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
 @pytest.mark.parametrize("count", [None, "x", -1, math.nan, 2.5, [1], torch.ones(2), torch.tensor(-1.0)], ids=str)
 def test_step_counts_that_are_none(count, nonfinite, device):
