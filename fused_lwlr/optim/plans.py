@@ -204,6 +204,7 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
         [
             (
                 list(map(id, group["params"])),
+                list(group.get("param_names", ())),
                 options.rule.columns(group),
                 # groups of another optimizer lack the options below until new plans are made
                 "ema" in group,

@@ -37,6 +37,19 @@ def test_selection(name, scaling, constrained, device):
     assert (stats.trust_ratio[free] == 1).all()
 
 
+def test_names_that_are_edited(device):
+    """As for a checkpoint of a model that is not compiled. They count from the next step on."""
+    named = layers(device)
+    ours = OURS["sgd"](named, lr=0.1, scaling=LARS(select="*.weight"))
+    train((ours,), (named,), 1)
+    names = ours.param_groups[0]["param_names"]
+    names[0] = "conv.kernel"
+    train((ours,), (named,), 1)
+    stats = ours.layer_stats()
+    assert stats.names == tuple(names) == tuple(ours.layers())
+    assert stats.constrained == (False, False, True, True, False)
+
+
 @every_backend
 @over([ELR(0.1), LARS(), ClipByLayer(0.1, select="*weight")])
 @every_name
