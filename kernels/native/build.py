@@ -60,12 +60,13 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
         ) from None
     # padded at the end like a struct of C
     layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]) + "0P")
-    parallel = _parallel()
+    parallel, is_pointer = _parallel(), [kind is not None and kind[0] == "*" for kind in kinds]
 
     def run(programs: int, arguments: Sequence[Any], alone: bool) -> None:
         # a child process does not have the threads of OpenMP, and would wait for them
         threads = 1 if alone or os.getpid() != PROCESS else torch.get_num_threads()
-        values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments if value is not None]
+        pairs = zip(arguments, is_pointer, strict=True)
+        values = [value.data_ptr() if pointer else value for value, pointer in pairs if value is not None]
         # ctypes releases the global interpreter lock during this call
         if function(layout.pack(*values), programs, threads, parallel):
             raise RuntimeError(f"{kernel.__name__}: a thread waited {WAIT} s for another")
