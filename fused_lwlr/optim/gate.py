@@ -60,6 +60,12 @@ Decision = tuple[Scale | Factors | None, Gate | None]
 def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
     """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
     given = (None, None) if loss_scale is None else (loss_scale.grad_scale, loss_scale.found_inf)
+    if isinstance(given[1], int):
+        # the sum of no checks
+        raise RuntimeError(
+            "GradScaler has checked no gradient of this step: call unscale_() after backward(), and update() after "
+            "every step()"
+        )
     found: list[Gate] = []
     for plan in plans:
         here = [None if one is None else one.to(plan.device, torch.float32, non_blocking=True) for one in given]

@@ -123,7 +123,8 @@ class Slot:
         if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
             # the host does not wait for a count on a device
             self._count({"step": step})
-        entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=self.param.device)
+        # a count has no dimension, which slices of the parameter would cut
+        entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=self.param.device).reshape(())
         return entries, 1.0
 
     def _was_skipped(self, state: Mapping[str, Any]) -> bool:

@@ -127,6 +127,21 @@ def test_a_skipped_step_leaves_everything(name, backend, options, device):
 
 
 @every_case
+def test_gradients_that_the_scaler_has_not_checked(name, backend, device):
+    """They are not unscaled either."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    scaler = torch.amp.GradScaler(device.type, init_scale=SCALE)
+    scaler.scale(torch.ones(1, device=device))
+    scaler.unscale_(ours)
+    gradients(named)
+    before = snapshot(ours, named)
+    with pytest.raises(RuntimeError, match=r"GradScaler has checked no gradient .* call unscale_\(\) after backward"):
+        scaler.step(ours)
+    assert same_bits(snapshot(ours, named), before)
+
+
+@every_case
 def test_a_step_that_raises_leaves_no_scale(name, backend, device):
     """The next step without a GradScaler is a plain one."""
     named, other = twin_parameters(SHAPES, torch.float32, device)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from cases import every_backend
 from pairs import twin_parameters
-from steps import OPTIONS, OURS, TORCH, compare, parameters
-from tolerances import close
+from steps import ALL, OPTIONS, OURS, TORCH, compare, parameters, train
+from tolerances import close, same
 
 from fused_lwlr import ELR
 from fused_lwlr.scaling import everything
@@ -62,6 +63,20 @@ def test_parameters_and_gradients(of, move, device):
 )
 def test_state(name, entry, device):
     follow(name, device, lambda optimizer, named: elsewhere(optimizer.state[named[1][1]][entry]))
+
+
+@every_backend
+@pytest.mark.parametrize("name", ALL)
+def test_a_count_with_a_dimension(name, backend, device):
+    """Put there by hand. It is one count, also of a parameter that is cut into slices."""
+    named, others = twin_parameters([(4, 3)], torch.float32, device)
+    options = {**OPTIONS[name], "layers": {"p0[0:1]": 0.5}, "nonfinite": "skip", "backend": backend}
+    ours, other = (ALL[name](pairs, **options) for pairs in (named, others))
+    for step in range(3):
+        if step == 1:
+            ours.state[named[0][1]]["step"] = torch.ones(1, device=device)
+        train((ours, other), (named, others), 1)
+        compare(same, ours, other, named, others)
 
 
 def test_one_count_is_set(device):
