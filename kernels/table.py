@@ -33,6 +33,7 @@ class Row(NamedTuple):
             is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
         hyper: the index of its hyper row when its parameter has a gradient.
+        noise: its number among all rows of an optimizer, from which noise for stochastic rounding is drawn.
         label: its name in messages and statistics; "" for a row that is only rescaled.
     """
 
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     power: int = 0
     counts_for_max_norm: bool = False
     hyper: int = 0
+    noise: int = 0
     label: str = ""
 
 
@@ -78,7 +80,7 @@ class Table:
     def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
         self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         params, grads = self.columns["param"], self.columns["grad"]
-        self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
+        self.rows = list(rows) if rows is not None else [Row(i, noise=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_index = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)

@@ -129,8 +129,7 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
 
     Call it once, before the first `backward()`. Hooks collect gradients in the order in which `backward()` makes
     them. When these take `max_bytes`, their parameters are stepped in one launch for each combination of dtypes, and
-    `.grad` becomes None, as after `optimizer.step()`. Parameters and state get the bits of a step after `backward()`;
-    only the noise of `stochastic_rounding` differs from bucket to bucket.
+    `.grad` becomes None, as after `optimizer.step()`. Parameters and state get the bits of a step after `backward()`.
 
     Args:
         model: has all parameters of the optimizer.

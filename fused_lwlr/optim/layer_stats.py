@@ -33,7 +33,7 @@ def last_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
     if any(each.options.scaling != scaling for each in stepped):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
     rows = [
-        (plan.members[row.tensor].index, label, row.scaled)
+        (row.noise, label, row.scaled)
         for plan in plans
         for row, label in zip(plan.table.rows, plan.stepped_labels(), strict=True)
     ]

@@ -25,7 +25,6 @@ class Member:
     """A parameter, or a tensor that is only rescaled, with everything that a table needs of it.
 
     Attributes:
-        index: its number among the parameters of the optimizer and the other tensors.
         param: the tensor.
         label: its name in messages.
         rows: its rows, as rows of the first tensor of a table.
@@ -34,7 +33,6 @@ class Member:
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
     """
 
-    index: int
     param: Tensor
     label: str
     rows: list[Row]
@@ -84,23 +82,27 @@ def members_of(
     members: list[Member] = []
     waiting: list[Tensor] = []
     hyper_sources: dict[tuple[int, LayerOptions], int] = {}
-    for index, slot in enumerate(slots_of(options, groups)):
+    count = 0
+    for slot in slots_of(options, groups):
         param, state = slot.param, states.get(slot.param, {})
+        first, count = count, count + len(slot.slices)
         if bucket_ids is not None and id(param) not in bucket_ids:
             continue
         if param.grad is None and not (is_ordinary(param) and slot.is_complete(state)):
             waiting.append(param)
             continue
-        member = Member(index, param, slot.label, [], *slot.entries(state))
+        member = Member(param, slot.label, [], *slot.entries(state))
         members.append(member)
-        for layer in slot.slices:
+        for noise, layer in enumerate(slot.slices, start=first):
             variant = replace(layer.options, lr=None)
             if slot.on_sphere:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
             source = hyper_sources.setdefault((slot.group_index, variant), len(hyper_sources))
             label = layer.label(slot.name)
-            row = Row(0, layer.start, layer.stop, layer.options.eta, slot.scaled, hyper=source, label=label)
+            row = Row(
+                0, layer.start, layer.stop, layer.options.eta, slot.scaled, hyper=source, noise=noise, label=label
+            )
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
@@ -109,7 +111,7 @@ def members_of(
     if len(set(addresses_of([member.entries["step"] for member in counted]))) < len(counted):
         for member in counted:
             member.entries["step"] = member.entries["step"].clone()
-    _add_targets(options, groups, states, targets, members)
+    _add_targets(options, states, targets, members, count)
     return members, waiting, list(hyper_sources)
 
 
@@ -136,19 +138,18 @@ def _add_radii(members: Sequence[Member]) -> None:
 
 
 def _add_targets(
-    options: StepOptions, groups: Groups, states: Any, targets: Sequence[Target], members: list[Member]
+    options: StepOptions, states: Any, targets: Sequence[Target], members: list[Member], count: int
 ) -> None:
-    """Marks the rows of members that are rescaled, and adds the other tensors that are."""
+    """Marks the rows of members that are rescaled, and adds the other tensors that are. `count` rows come before."""
     member_of = {id(member.param): member for member in members}
-    count = sum(len(group["params"]) for group in groups)
-    for target in targets:
+    for noise, target in enumerate(targets, start=count):
         member = member_of.get(id(target.tensor))
         if member is None:
             # it keeps the state that it has, such as momentum, which is divided too
             state = states.get(target.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
-            label, index = "a tensor that is only rescaled", count + len(members)
-            member = Member(index, target.tensor, label, [Row(0)], entries, is_stepped=False)
+            row, label = Row(0, noise=noise), "a tensor that is only rescaled"
+            member = Member(target.tensor, label, [row], entries, is_stepped=False)
             member_of[id(target.tensor)] = member
             members.append(member)
         if target.counts_for_max_norm and len(member.rows) > 1:

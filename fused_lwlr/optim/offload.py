@@ -185,8 +185,7 @@ def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: in
     Call it before a `backward()`, and use model and optimizer after `step()` only. It gets copies of the parameters,
     in pinned memory. Hooks collect gradients in the order in which `backward()` makes them. When these take
     `max_bytes`, they are copied to the CPU on a separate stream, and freed. Another thread steps their parameters when
-    they arrive, and copies the new weights back. The results have the bits of a step on the CPU after `backward()`;
-    only the noise of `stochastic_rounding` differs.
+    they arrive, and copies the new weights back. The results have the bits of a step on the CPU after `backward()`.
 
     The GPU keeps the weights, and gradients of about `max_bytes`. The CPU has the weights, the state, and gradients
     that wait for their step. Weights of the model that are changed in place, as by `model.load_state_dict()`, are

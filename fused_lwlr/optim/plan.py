@@ -27,7 +27,6 @@ class Plan:
 
     Attributes:
         backend: the module that steps it.
-        rounding_seed: the seed of stochastic rounding, or None.
         rescales: whether any member is rescaled.
         statistics: the statistics of the last step, or None.
     """
@@ -55,9 +54,6 @@ class Plan:
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
             elements=sum(param.numel() for param in columns["param"]),
         )  # fmt: skip
-        # each launch has its own noise
-        seed = (options.rounding_seed + members[0].index * 0x9E3779B9) % (1 << 31)
-        self.rounding_seed = seed if options.stochastic_rounding else None
         self.statistics: Tensor | None = None
         self._changes = -1
 

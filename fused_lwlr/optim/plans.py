@@ -123,9 +123,10 @@ class Plans:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         decisions, report = decide(options, plans, hyper, loss_scale, self._completion)
+        seed = options.rounding_seed if options.stochastic_rounding else None
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
-            plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=plan.rounding_seed)
+            plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=seed)
             for plan, (scale, gate) in zip(plans, decisions, strict=True)
         ]
         with uninterrupted():

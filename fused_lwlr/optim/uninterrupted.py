@@ -26,7 +26,8 @@ def uninterrupted() -> Iterator[None]:
         # Python runs handlers in the main thread only
         yield
         return
-    handlers: dict[int, Any] = {number: handler for number in SIGNALS if callable(handler := getsignal(number))}
+    found = zip(SIGNALS, map(getsignal, SIGNALS), strict=True)
+    handlers: dict[int, Any] = {number: handler for number, handler in found if callable(handler)}
     pending: list[int] = []
     postponing = True
 

@@ -66,7 +66,7 @@ def step(
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
         write: False changes nothing, and only returns statistics.
-        rounding_seed: rounds half precision up or down at random, by the seed, the row, the step count and the
+        rounding_seed: rounds half precision up or down at random, by the seed, `Row.noise`, the step count and the
             position, so that expectations are exact.
 
     Returns:
@@ -91,7 +91,7 @@ def step(
         read = param, grad, master_weight, *stored
         w, results = new_values(shared, row, i, h, count, read, statistics, radii)
         if write:
-            _store_row(shared, i, steps, (param, master_weight, *stored), (w, w, *results))
+            _store_row(shared, row.noise, steps, (param, master_weight, *stored), (w, w, *results))
             if ema is not None:
                 weight = param if master_weight is None else master_weight
                 _store(ema, shared.working_copy(ema).lerp_(wide(weight), 1 - h.ema), shared.gate.skipped)
@@ -162,7 +162,7 @@ def new_values(
 
 
 def _store_row(
-    shared: Shared, index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
+    shared: Shared, noise: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
 ) -> None:
     """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
     param, seed = stored[0], shared.rounding_seed
@@ -175,7 +175,7 @@ def _store_row(
         if seed is not None and tensor.dtype in (torch.float16, torch.bfloat16):
             # each tensor has its own noise, with number 0 for the parameter. A state with other strides uses the
             # positions of its parameter, too
-            key = key_of(seed, index, steps)
+            key = key_of(seed, noise, steps)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
         _store(tensor, result, shared.gate.skipped)
 

@@ -45,7 +45,7 @@ class DeviceTable:
     For R rows, P = R padded to be even, H hyper rows and C columns it holds
 
         float32  multipliers [P], coefficients [2, P], hyper rows [H, K]; padded to 16 bytes
-        int64    numel [R], hyper index [R], first tile [R], flags [R]
+        int64    numel [R], hyper index [R], first tile [R], flags [R], number for noise [R]
         int64    addresses of step counts [R], of radii [R], and of columns [C, R]; 0 for an absent tensor
 
     Tiles of `tile` elements are numbered over all rows; flags are bits, see tile.py.
@@ -90,13 +90,13 @@ class DeviceTable:
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
         integers = -(-floats // 4) * 2
-        self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
+        self._upload = Upload(integers + (len(names) + 5) * self.rows, params[0].device)
         self.buffer = self._upload.buffer
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
-        numel, self._hyper_index, first, self._flags, *addresses = staged
+        numel, self._hyper_index, first, self._flags, noise, *addresses = staged
         self._addresses = dict(zip(names, addresses, strict=True))
-        numel[:] = self.numel
+        numel[:], noise[:] = self.numel, [row.noise for row in table.rows]
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
         self.tiles = int(counts.sum())

@@ -28,7 +28,18 @@ from fused_lwlr.kernels.triton.norms import (
 )
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import inverse_of
-from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, KNOWN, NUMEL, SHIFT, STEP_COUNT, entry, tile_of, visit
+from fused_lwlr.kernels.triton.tile import (
+    FIRST_TILE,
+    FLAGS,
+    KNOWN,
+    NOISE,
+    NUMEL,
+    SHIFT,
+    STEP_COUNT,
+    entry,
+    tile_of,
+    visit,
+)
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
 clip_of, shrink_of = compiled(step_arguments.clip_of), compiled(step_arguments.shrink_of)
@@ -200,7 +211,7 @@ def queue_kernel(
                 (
                     rate, rate * weight_decay_of(hyper, ON_DEVICE), (factor * (sign * unscale), scale), coefficients,
                     rho if RETRACTS else divisor, divisor, hyper,
-                    None if seed is None else key_of(seed, row, steps), start,
+                    None if seed is None else key_of(seed, entry(addresses, rows, row, NOISE), steps), start,
                 ),
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip

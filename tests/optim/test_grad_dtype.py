@@ -191,12 +191,13 @@ def test_gradients_of_another_precision_are_refused(name, device):
 
 @every_backend
 @every_dtype
-def test_a_resumed_training_has_the_same_noise_if_a_gradient_is_absent(dtype, backend, device):
-    """The noise depends on the plan of a parameter, but the plan must not depend on earlier steps."""
+@pytest.mark.parametrize("of_grad", [torch.float32, None], ids=str)
+def test_a_resumed_training_has_the_same_noise_if_a_gradient_is_absent(of_grad, dtype, backend, device):
+    """The noise does not depend on the plan of a parameter; None allows gradients of any dtype."""
 
     def made(values):
         named = [(f"p{i}", torch.nn.Parameter(value.clone())) for i, value in enumerate(values)]
-        return half_gradients(named, torch.float32)
+        return half_gradients(named, of_grad)
 
     named = made([torch.linspace(1, 2, 64, device=device).to(dtype) for _ in range(2)])
     options = {"lr": 0.1, "stochastic_rounding": True, "backend": backend}
