@@ -105,7 +105,7 @@ class StatisticsPass:
     def __init__(self, layers: list[Layer], backend: ops.Backend):
         self._layers = layers
         self._backend = backend
-        self._absent: list[bool] = []
+        self._absent: list[bool] | None = None
         self._kept: list[_Kept] = []
         self._completion: Completion | None = None
         self.index: Tensor

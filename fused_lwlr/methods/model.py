@@ -45,10 +45,12 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
       `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
-        ValueError: the minibatch has another type, or the loss is not a scalar.
+        ValueError: the minibatch has another type, or the loss is not a scalar or, unless gradients are off, depends on
+            no parameter.
     """
     check_batch(batch)
-    batch = _changed(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    # autograd cannot save inference tensors, and their clones are none here
+    batch = _changed(lambda x: (x.clone() if x.is_inference() else x).to(device, non_blocking=True), batch)
     if isinstance(batch, Mapping):
         labels = _LABELS & batch.keys()
         withheld = labels - _taken(model, labels) if labels else labels
@@ -57,8 +59,13 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
         batch = _alone(batch)
         inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
         loss = loss_fn(model(inputs), targets)
-    if loss.dim() != 0:
-        raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"loss_fn returned {kind:.80}: it must return a scalar tensor")
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise ValueError(
+            "the loss depends on no parameter that requires a gradient: compute it from the output of model"
+        )
     return loss
 
 
@@ -122,8 +129,21 @@ def sequence_like(example: tuple[Any, ...] | list[Any], items: list[Any]) -> Any
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restores weights, buffers, gradients, training modes and random number generators on exit or error."""
+    """Turns gradients on; restores weights, buffers, gradients, modes and random number generators on exit or error.
+
+    Raises:
+        ValueError: a parameter has no values to restore, or cannot be changed.
+    """
+    with torch.inference_mode(False):  # gradients are on, also within no_grad()
+        yield from _restored(model)
+
+
+def _restored(model: nn.Module) -> Iterator[None]:
     reshard(model)
+    for name, param in model.named_parameters():
+        if param.is_meta or param.is_inference():
+            kind = "on the meta device: give it values first" if param.is_meta else "an inference tensor: clone() it"
+            raise ValueError(f"parameter {name!r} of the model is {kind}")
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     # outside of inference mode nothing can change an inference tensor
     views = (unexpanded(buffer) for buffer in model.buffers() if not buffer.is_inference())

@@ -1,5 +1,6 @@
 """The kinds of minibatches that every method takes: pairs, mappings, and tensors of token ids."""
 
+import re
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr import calibrate, gradinit_, metainit_
+from fused_lwlr import calibrate, coordinate_check, gradinit_, metainit_
 from fused_lwlr.methods.elr import scale_invariant
 from fused_lwlr.methods.model import loss_of
 
@@ -65,6 +66,58 @@ def test_every_method_takes_every_kind(method):
         torch.manual_seed(0)
         results.append(METHODS[method](Language(), [make(x) for x in ids(3)], loss_fn))
     assert all(result == results[0] for result in results)
+
+
+def checked(model, batches, loss_fn):
+    def descent(model):
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    return coordinate_check(lambda width: Language(), [1, 2], descent, batches, loss_fn, steps=2).scale.tolist()
+
+
+@pytest.mark.parametrize("method", [*METHODS, "coordinate_check"])
+def test_inference_mode_is_left_for_gradients(method):
+    call, results = {**METHODS, "coordinate_check": checked}[method], []
+    for inference in (False, True):
+        torch.manual_seed(0)
+        model = Language()
+        with torch.inference_mode(inference):
+            results.append(call(model, ids(3), next_token))
+            assert torch.is_inference_mode_enabled() == inference
+    assert results[0] == results[1]
+
+
+def made_for_inference():
+    with torch.inference_mode():
+        return Language()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (made_for_inference, "parameter 'wte.weight' of the model is an inference tensor: clone() it"),
+        (lambda: Language().to("meta"), "parameter 'wte.weight' of the model is on the meta device: give it values"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_models_without_values_are_refused(method, make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        METHODS[method](make(), ids(3), next_token)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (1.5, "loss_fn returned 1.5: it must return a scalar tensor"),
+        (None, "loss_fn returned None: it must return a scalar tensor"),
+        (torch.ones(2), "loss_fn returned a tensor of shape (2,): it must return a scalar tensor"),
+        (torch.ones(()), "the loss depends on no parameter that requires a gradient: compute it from the output of"),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_other_losses_are_refused(method, loss, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        METHODS[method](Language(), ids(3), lambda logits, x: loss)
 
 
 class TwoInputs(NamedTuple):

@@ -148,6 +148,13 @@ def test_prelu_slope_is_left_alone():
     assert slope.weight.item() == pytest.approx(0.3)
 
 
+def test_weights_without_elements_are_left_alone():
+    model = nn.Linear(3, 2)
+    model.weight = nn.Parameter(torch.empty(0, 3))
+    lwlr_init_(model)
+    assert model.bias.tolist() == [0, 0]
+
+
 def test_frozen_parameters_and_padding_are_left_alone():
     model = nn.ModuleDict({"frozen": nn.Linear(4, 4), "words": nn.Embedding(10, 4, padding_idx=3)})
     model["frozen"].weight.requires_grad_(False)

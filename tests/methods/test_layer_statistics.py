@@ -78,8 +78,9 @@ def test_refused():
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         layer_statistics({})
     model = nn.Embedding(4, 3, sparse=True)
-    with pytest.raises(ValueError, match="no parameter has a gradient"):
-        layer_statistics(model)
+    for without in (model, nn.ReLU()):
+        with pytest.raises(ValueError, match="no parameter has a gradient"):
+            layer_statistics(without)
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match=r"'weight' is torch\.sparse_coo"):
         layer_statistics(model)

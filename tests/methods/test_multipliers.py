@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import fused_lwlr
 from fused_lwlr import multipliers
@@ -123,6 +124,20 @@ WRONG = [
     (
         lambda m: multipliers.mup(nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False), "sgd"),
         "only widths may differ",
+    ),
+    (
+        lambda m: multipliers.mup(*(nn.Sequential(weight_norm(nn.Linear(n, n))) for n in (8, 4)), "adamw"),
+        "0.weight is computed from other parameters",
+    ),
+    (
+        lambda m: multipliers.completep(*(nn.Sequential(*[spectral_norm(nn.Linear(n, n))] * 2) for n in (8, 4))),
+        "0.weight is computed from other parameters",
+    ),
+    (
+        lambda m: multipliers.mup(
+            *(weight_norm(nn.MultiheadAttention(n, 1), "in_proj_weight") for n in (8, 4)), "adamw"
+        ),
+        "in_proj_weight is computed from other parameters",
     ),
 ]
 

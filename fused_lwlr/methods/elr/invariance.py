@@ -87,7 +87,7 @@ def scale_invariant(
     halves = part_of(batch, slice(size // 2)), part_of(batch, slice(size // 2, None))
     # a compiled model ignores new hooks, unless it runs without its compiled code
     compiled = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), as_it_was(model), torch.enable_grad():
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), as_it_was(model):
         if not model.training:
             model.train()
         model.zero_grad(set_to_none=True)

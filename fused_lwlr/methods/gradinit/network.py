@@ -54,12 +54,7 @@ class Network:
         values = {place: params[name] for place, name in self._places.items()}
 
         def evaluate(model: nn.Module) -> T:
-            loss = loss_of(model, batch, self._loss_fn, self._device)
-            if not loss.requires_grad:
-                raise ValueError(
-                    "the loss depends on no parameter that requires a gradient: compute it from the output of model"
-                )
-            return use(loss)
+            return use(loss_of(model, batch, self._loss_fn, self._device))
 
         # with tie_weights it replaces a parameter for each name of its module, and restores a replacement
         result: T = functional_call(self._holder, values, (evaluate,), tie_weights=False)
@@ -113,7 +108,6 @@ def examined(model: nn.Module) -> Iterator[None]:
     device = next(model.parameters()).device
     with ExitStack() as stack:
         stack.enter_context(as_it_was(model))
-        stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast(device.type, enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):

@@ -79,16 +79,15 @@ def calibrate(
     for pattern in patterns:
         find(pattern, names, "exclude=", "layer of the model")  # before minutes are spent
     device = layers[0].param.device
-    numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64, device="cpu")
     reduction = StatisticsPass(layers, backend)
-    # G and the non-finite elements of each layer, and how many minibatches gave it a gradient
-    totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
-    weight = 1 / numel.to(totals.device).clamp(min=1)
     taken = 0
     # rounding noise of half precision cannot be told from a gradient
     exact = all(layer.param.dtype in (torch.float32, torch.float64) for layer in layers)
-    precise = torch.autocast(device.type, enabled=False) if exact else nullcontext()
-    with as_it_was(model), torch.enable_grad(), precise:
+    with as_it_was(model), torch.autocast(device.type, enabled=False) if exact else nullcontext():
+        numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64, device="cpu")
+        # G and the non-finite elements of each layer, and how many minibatches gave it a gradient
+        totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
+        weight = 1 / numel.to(totals.device).clamp(min=1)
         if init:
             lwlr_init_(model)
         model.train()

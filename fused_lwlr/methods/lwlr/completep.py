@@ -38,7 +38,8 @@ def completep(
         has the width and depth of `base`.
 
     Raises:
-        ValueError: α or ε is out of range, no blocks are found, or the base has other parameters or dimensions.
+        ValueError: α or ε is out of range, no blocks are found, a weight is parametrized, or the base has other
+            parameters or dimensions.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha} must be from 0 to 1; 1 is CompleteP")

@@ -148,7 +148,7 @@ def coordinate_check(
         raise ValueError(f"batches ended after {len(given)} minibatches, but steps={steps} needs {steps + 1}")
     names: list[str] = []
     scale: list[Array] = []
-    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+    with torch.random.fork_rng(range(torch.cuda.device_count())), torch.inference_mode(False):
         for width in widths:
             runs = []
             for seed in seeds:

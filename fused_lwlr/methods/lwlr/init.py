@@ -141,7 +141,7 @@ def lwlr_init_(
     # their thirds are not separate layers, but are drawn as if they were
     thirds = {name for name, module in fused_qkv(model) if is_conv1d(module)}
     for layer in layers_of(model):
-        if found[layer.name.partition("[")[0]] == "weight":
+        if found[layer.name.partition("[")[0]] == "weight" and layer.numel:
             parts = 3 if layer.name in thirds else 1
             owner = owners[id(layer.param)]
             padding = owner.padding_idx if isinstance(owner, EMBEDDINGS) else None

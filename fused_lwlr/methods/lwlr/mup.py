@@ -53,7 +53,8 @@ def mup(
 
     Raises:
         ValueError: `rule` or `decay` is unknown, `decay` or `eps` is given for SGD, the base has other parameters or
-            numbers of dimensions, or `decay="sqrt"` finds no matrix, as with a base of the same width.
+            numbers of dimensions, a weight is parametrized, or `decay="sqrt"` finds no matrix, as with a base of the
+            same width.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"rule={rule!r} is not one of {', '.join(map(repr, get_args(Rule)))}")
@@ -113,10 +114,17 @@ def _matrices_of(model: nn.Module) -> dict[str, Matrix]:
     found: dict[str, Matrix] = {}
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
+        names: tuple[str, ...] = ()
         if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or is_conv1d(module):
             groups = module.groups if isinstance(module, nn.modules.conv._ConvTransposeNd) else 1
-            found[f"{dot}weight"] = (*fan_dims(module), groups)
+            names, matrix = ("weight",), (*fan_dims(module), groups)
         elif isinstance(module, nn.MultiheadAttention):
-            names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-            found |= {f"{dot}{name}": (1, 0, 1) for name in names}
+            names, matrix = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"), (1, 0, 1)
+        for name in names:
+            if name not in module._parameters:
+                raise ValueError(
+                    f"{dot}{name} is computed from other parameters (by a parametrization?), whose rates do not follow "
+                    "from their widths: give models with plain weights"
+                )
+            found[f"{dot}{name}"] = matrix
     return found
