@@ -57,18 +57,21 @@ def calibrate(
             raise ValueError(f"--plot {plot}: must end in {', '.join(f'.{kind}' for kind in kinds)}")
         if plot.resolve() == out.resolve():
             raise ValueError(f"--plot {plot} is the file of --out: give another one")
-    for option, path in (("--out", out), ("--plot", plot)):
-        if path is not None and not _can_be_written(path):
+    files_asked = [("--out", out), *([("--plot", plot)] if plot is not None else [])]
+    for option, path in files_asked:
+        if not _can_be_written(path):
             raise ValueError(f"{option} {path} cannot be written: choose another file")
     from fused_lwlr.data import files
     from fused_lwlr.training.presets import resolve
     from fused_lwlr.training.processes import World, pick_device
-    from fused_lwlr.training.setup import load_data
+    from fused_lwlr.training.setup import check_out, load_data
     from fused_lwlr.training.trainer import Trainer
 
     given = {name: value for name, value in fields.items() if value is not None and value != []}
     chosen = {"init": "lwlr" if draw else "model", "rates": "layerwise", "calibration_steps": steps}
     recipe = resolve(None, {**given, **chosen})
+    for option, path in files_asked:
+        check_out(recipe.data, path, option, is_file=True)
     trainer = Trainer(recipe, World(0, 1, pick_device(recipe.device)), load_data(recipe))
     trainer.prepare(progress=True)
     rates = trainer.rates

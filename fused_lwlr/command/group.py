@@ -58,7 +58,12 @@ OTHER_WORDS = {
 
 
 class Command(TyperCommand):
-    """A command whose help shows options under headings."""
+    """A command whose help shows options under headings. A value that begins with ~ is a path in the home folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # shells replace ~ in `--out ~/x` alone, and not in --out=~/x
+        split = [re.fullmatch(r"(--[\w-]+=|)(.*)", arg, re.DOTALL) for arg in args]
+        return super().parse_args(ctx, [found[1] + os.path.expanduser(found[2]) for found in split if found])
 
     def sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         """Returns heading -> its options, each with its help."""
@@ -160,7 +165,9 @@ class Group(TyperGroup):
         names = "|".join(sorted(options, key=len, reverse=True))
         spaced = "|".join(name for name in options if "_" in name)
         message = re.sub(
-            rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
+            rf"(?<![\w.-])(?<!--set )({names})=(?:'([^'\n]+)'|([^\s,;:')]+))",
+            lambda m: f"{options[m[1]]} {m[2] or m[3]}",
+            message,
         )
         message = re.sub(rf"(?<![\w./'-])(?<!--set )({spaced})\b", lambda m: options[m[1]], message)
         # the line for a field; a message may begin with a path that has the name of an option

@@ -141,7 +141,7 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
             on_count=lambda count: progress.update(task, total=count),
         )  # fmt: skip
     of = found.frame(results)
-    tables = found.tables(settings, of)
+    tables = found.tables(store.settings, of)
     first_paragraph = (found.doc or "").partition("\n\n")[0]
     console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)
     for table in tables:

@@ -22,7 +22,7 @@ def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
     Raises:
         ValueError: the file is not a readable image.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(file) as image:
@@ -30,6 +30,8 @@ def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
             ImageOps.exif_transpose(image, in_place=True)
             found = _eight_bits(image)
             return found if found.mode == "RGB" else found.convert("RGB")
+    except UnidentifiedImageError as error:  # its text has the file once more, or an address in memory
+        raise ValueError(f"cannot read the image {name or file}: Pillow does not know its format") from error
     except Exception as error:  # decoders of Pillow raise nearly any error for garbage
         raise ValueError(f"cannot read the image {name or file}: {error}") from error
 

@@ -49,7 +49,7 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
             no parameter.
     """
     check_batch(batch)
-    # autograd cannot save inference tensors, and their clones are none here
+    # autograd cannot save an inference tensor, but it can save a clone
     batch = _changed(lambda x: (x.clone() if x.is_inference() else x).to(device, non_blocking=True), batch)
     if isinstance(batch, Mapping):
         labels = _LABELS & batch.keys()
@@ -142,8 +142,10 @@ def _restored(model: nn.Module) -> Iterator[None]:
     reshard(model)
     for name, param in model.named_parameters():
         if param.is_meta or param.is_inference():
-            kind = "on the meta device: give it values first" if param.is_meta else "an inference tensor: clone() it"
-            raise ValueError(f"parameter {name!r} of the model is {kind}")
+            problem = (
+                "is on the meta device: give it values first" if param.is_meta else "is an inference tensor: clone() it"
+            )
+            raise ValueError(f"the parameter {name!r} {problem}")
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     # outside of inference mode nothing can change an inference tensor
     views = (unexpanded(buffer) for buffer in model.buffers() if not buffer.is_inference())

@@ -12,8 +12,12 @@ from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.recipe import is_text
 from fused_lwlr.training.setup import literal
 
-OWN = ("seed", "lr", "rates", "init", "optimizer", "scaling", "goal", "data", "model", "epochs", "steps", "device")
-"""Fields of a recipe that studies choose themselves."""
+OWN = (
+    "seed", "lr", "rates", "init", "optimizer", "scaling", "goal", "data", "model", "epochs", "steps", "device",
+    "target_top1", "deterministic", "ema", "out", "checkpoint_minutes", "log_every", "stats_every", "keep_best",
+    "tensorboard", "wandb",
+)  # fmt: skip
+"""Fields of a recipe that studies choose themselves, or that would not change their results."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,9 @@ class Study:
             if not equals:
                 raise ValueError(f"--set {name} is not of the form NAME=VALUE, such as --set amp=bf16")
             if key in OWN:
-                raise ValueError(f"--set {text}: {self.name} chooses it, or has an option for it: leave it out")
+                raise ValueError(
+                    f"--set {text}: {self.name} chooses it, has an option for it or does not use it: leave it out"
+                )
             # arguments of a model add up
             fields[key] = [*fields.get(key, ()), value] if key == "model_args" else literal(value)
         return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.environment import device_name, environment
 from fused_lwlr.training.processes import pick_device
+from fused_lwlr.training.recipe import is_path
 
 RESULT = {"name", "parameters", "values", "seconds", "environment"}
 """The fields of a job's file: the job, its results, its time, and its environment."""
@@ -21,14 +22,15 @@ RESULT = {"name", "parameters", "values", "seconds", "environment"}
 class Store:
     """The folder `out`, made for these settings.
 
-    The number of seeds may differ from the one that its results are of: only new seeds run.
+    The number of seeds may differ from the one that its results are of: only new seeds run. The path of the data may be
+    written in another way; `settings` has it as the folder has it.
 
     Raises:
         ValueError: it holds results of other settings, or files that do not belong to a study.
     """
 
     def __init__(self, out: Path, settings: Settings) -> None:
-        self.out, self.jobs, self.settings = out, out / "jobs", settings
+        self.out, self.jobs = out, out / "jobs"
         path = out / "settings.json"
         found = _read(path) if path.exists() else None
         if found is not None and "study" not in found:
@@ -36,6 +38,9 @@ class Store:
         for name in ("results.json", "table.md", f"{settings.study}.png"):
             if found is None and (out / name).exists():
                 raise ValueError(f"{out / name} is not of a study, which has settings.json: choose another --out")
+        if found is not None and _are_same(str(found.get("data")), settings.data):
+            settings = replace(settings, data=found["data"])  # jobs have the path too
+        self.settings = settings
         # without results there is nothing to mix up: a mistyped option can be corrected
         if found is not None and any(self.jobs.glob("*.json")):
             changed = difference(found, asdict(settings), free=("device", "seeds"))
@@ -121,6 +126,11 @@ def write(path: Path, content: Any) -> None:
         TypeError: another value that JSON cannot express.
     """
     files.replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _are_same(data: str, other: str) -> bool:
+    """Whether two names are the same data, such as photos, ./photos/ and the absolute path."""
+    return is_path(data) == is_path(other) and Path(data).resolve() == Path(other).resolve()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Trained:
         """Receive a record of the loop."""
         if isinstance(record, Interval):
             self.losses.append(record.loss)
-        elif isinstance(record, Validation) and record.weights == "model":
+        elif isinstance(record, Validation):
             if record.top1 is None:
                 self.curve.append((record.step, record.loss))
             else:

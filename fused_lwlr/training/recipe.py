@@ -442,6 +442,11 @@ def is_in_memory(data: str) -> bool:
     return data in ("digits", "glyphs", "fashion-mnist") or data.startswith("idx:")
 
 
+def is_path(data: str) -> bool:
+    """Whether data, by their name, are a folder or tar files of images."""
+    return not (is_text(data) or is_in_memory(data) or data == "synthetic")
+
+
 def without_pretrained(recipe: Recipe) -> Recipe:
     """The same model without trained weights, which are then not fetched."""
     args = tuple(text for text in recipe.model_args if text.partition("=")[0] not in ("pretrained", "checkpoint_path"))

@@ -1,5 +1,6 @@
 """Options of a training from a file."""
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,7 +10,7 @@ tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def read_recipe(file: str | Path) -> dict[str, Any]:
-    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores."""
+    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores, ~ is the home folder."""
     path = Path(file)
     if path.suffix not in (".toml", ".yaml", ".yml"):
         of_run = f"; a run's is {path / 'recipe.toml'}" if path.is_dir() else ""
@@ -23,7 +24,10 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
     for name in found:
         if "-" in name and name.replace("-", "_") in found:
             raise ValueError(f"--config {path} has {name} twice, also with underscores: give it once")
-    return {name.replace("-", "_"): value for name, value in found.items() if value is not None}
+    return {
+        name.replace("-", "_"): os.path.expanduser(value) if isinstance(value, str) else value
+        for name, value in found.items() if value is not None
+    }  # fmt: skip
 
 
 def _parsed(path: Path, text: str) -> Any:
@@ -36,7 +40,13 @@ def _parsed(path: Path, text: str) -> Any:
             raise ImportError(f"--config {path} needs PyYAML: pip install pyyaml, or write it as TOML") from error
         parse, errors = yaml.safe_load, (yaml.YAMLError, ValueError)  # ValueError: a date that does not exist
     try:
-        return parse(text)
+        found = parse(text)
+        if path.suffix != ".toml" and isinstance(found, dict):
+            names = [name.value for name, _ in yaml.compose(text).value]
+            for name in names:
+                if names.count(name) > 1:  # the last value would count
+                    raise ValueError(f"{name} is given twice: give it once")
+        return found
     except errors as error:
         if any("\udc80" <= letter <= "\udcff" for letter in text):
             raise ValueError(f"--config {path} is not UTF-8: convert it") from error

@@ -1,6 +1,7 @@
 """Data, a model, layer-wise rates and an optimizer from a recipe."""
 
 import ast
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from fused_lwlr import SGD, AdamW, LayerRates, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.check import check_splits
 from fused_lwlr.data.folder import VALIDATION
+from fused_lwlr.data.hub import HUB
 from fused_lwlr.data.streams import imported
 from fused_lwlr.layers import layers_of, split_name, with_parameters
 from fused_lwlr.methods.lwlr.init import is_norm, zero_tokens
@@ -22,7 +24,7 @@ from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import find, matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
-from fused_lwlr.training.recipe import Recipe, is_in_memory, is_text
+from fused_lwlr.training.recipe import Recipe, is_path
 from fused_lwlr.training.recipe_rules import ONLY
 
 Data = TypeVar("Data", Splits, Text)
@@ -61,17 +63,29 @@ def load_data(recipe: Recipe) -> Splits | Text:
     return _alike(found)
 
 
-def check_out(data: str, out: str | Path) -> None:
-    """Raise ValueError if a folder for results would be within images: the next start would take it for a class."""
-    folder, where = Path(data), Path(out).resolve()
-    named = is_in_memory(data) or is_text(data) or data == "synthetic"
-    if named or not folder.is_dir() or not where.is_relative_to(folder.resolve()):
+def check_out(data: str, out: str | Path, option: str = "--out", *, is_file: bool = False) -> None:
+    """Raise ValueError if results would be within the data, so that the next start would take them for data.
+
+    Args:
+        out: a folder for results, or a file.
+        option: the option that names it.
+    """
+    folder, where = Path(data.removeprefix(HUB)), Path(out).resolve()
+    known = is_path(data) or data.startswith(HUB)
+    if not known or not folder.is_dir() or not where.is_relative_to(folder.resolve()):
         return
-    first = where.relative_to(folder.resolve()).parts[:1]
-    if not (folder / "train").is_dir() or first in [(name,) for name in ("train", *VALIDATION)]:
-        raise ValueError(
-            f"--out {out} is within --data {data}, where it would count as a class: choose a folder outside of it"
-        )
+    parts, kind = where.relative_to(folder.resolve()).parts, "data"
+    if is_path(data):
+        if (folder / "train").is_dir():
+            if parts[:1] not in [(name,) for name in ("train", *VALIDATION)]:
+                return
+            parts = parts[1:]
+        if is_file and len(parts) == 1:
+            return  # images are only in folders of classes
+        kind = "an image or a class" if is_file else "a class"
+    raise ValueError(
+        f"{option} {out} is within --data {data}, where it would count as {kind}: choose a place outside of it"
+    )
 
 
 def _alike(data: Data) -> Data:
@@ -99,6 +113,8 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     """
     torch.manual_seed(recipe.seed)
     arguments = dict(map(model_argument, recipe.model_args))
+    for name in arguments.keys() & inspect.signature(build).parameters.keys():
+        raise ValueError(f"--model-args {name}={arguments[name]} follows from other options and the data: leave it out")
     if recipe.pretrained:
         arguments["pretrained"] = True
     model = build(recipe.model, classes=classes, **sizes, **arguments)

@@ -33,6 +33,7 @@ WRONG = [
     ("train --model toynet0x16", "there is no model 'toynet0x16': choose from "),
     ("report steps", "steps holds no run (run.json is missing or empty): give the folder (--out) of a training"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
+    ("train --device cpu:x", "--device cpu:x cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-methods, "),
     ("report nowhere", "nowhere holds no run (run.json is missing or empty): give the folder"),
@@ -77,6 +78,15 @@ WRONG = [
     ("train --data parts --out parts/test", "--out parts/test is within --data parts, where it would count as a"),
     ("train --data parts --out parts/run", "--data parts/train has 0 sub-folder(s): images of two classes at least"),
     ("train --data digits --out digits/run --lr x", "--lr x: must be a valid number"),
+    ("train --data hf:parts --out parts/run --tokenizer a.json --model gpt2",
+     "--out parts/run is within --data hf:parts, where it would count as data: choose a place outside of it"),
+    ("calibrate --data hf:parts --out parts/rates.json --tokenizer a.json --model gpt2",
+     "--out parts/rates.json is within --data hf:parts, where it would count as data"),
+    ("calibrate --data steps --out steps/a/rates.json",
+     "--out steps/a/rates.json is within --data steps, where it would count as an image or a class: choose a place"),
+    ("calibrate --data parts --plot parts/train/a/rates.png", "--plot parts/train/a/rates.png is within --data parts"),
+    ("calibrate --data parts --out parts/train/rates.json", "--data parts/train has 0 sub-folder(s): images of two"),
+    ("calibrate --data steps --out steps/rates.json", "--data steps has 0 sub-folder(s): images of two classes at"),
     ("study lwlr-vs-single --quick --data steps --out steps/a", "--out steps/a is within --data steps, where it would"),
     # text
     ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
@@ -92,6 +102,8 @@ WRONG = [
     ("train --model timm:vit_tiny_patch16_224 --model-args embed_dim=31 --data synthetic --image-size 32",
      "timm:vit_tiny_patch16_224 does not take embed_dim: AssertionError"),
     ("train --data python-docs --model gpt2 --model-args depth=2", "gpt2 does not take depth: choose from width"),
+    ("train --data python-docs --model gpt2 --model-args classes=6",
+     "--model-args classes=6 follows from other options and the data: leave it out"),
     ("train --data python-docs --model gpt2 --model-args width=6",
      "width=6, heads=4, hidden=24: all must be 1 or more"),
     ("train --data python-docs --model gpt2 --model-args width={[]:1}", "gpt2 takes width as int, and not '{[]:1}'"),
@@ -158,6 +170,16 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     assert message in stderr
     assert "\n" not in stderr
     assert not (tmp_path / "runs" / "train").exists()
+
+
+def test_a_value_with_a_tilde_is_in_the_home_folder(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "a.toml").write_text("data = '~/photos'")
+    assert f"--config {tmp_path}/home/a.toml: there is no such file" in run("train --config=~/a.toml", 2).stderr
+    assert f"--config {tmp_path}/home/a.toml: there is no such file" in run("train --config ~/a.toml", 2).stderr
+    assert f"--data {tmp_path}/home/photos is not a folder" in run("train --config a.toml", 2).stderr
+    run("calibrate --steps 1 --device cpu --out=~/rates.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "home"]
 
 
 def test_data_by_name_are_no_folder(tmp_path, monkeypatch):

@@ -66,8 +66,8 @@ def broken_exif(file):
 
 BAD = {
     truncate: "truncated",
-    empty: "cannot identify",
-    text: "cannot identify",
+    empty: "Pillow does not know its format",
+    text: "Pillow does not know its format",
     bomb: "decompression bomb",
     dangling: "No such file",
     float_pixels: "mode F",

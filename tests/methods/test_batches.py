@@ -95,8 +95,8 @@ def made_for_inference():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (made_for_inference, "parameter 'wte.weight' of the model is an inference tensor: clone() it"),
-        (lambda: Language().to("meta"), "parameter 'wte.weight' of the model is on the meta device: give it values"),
+        (made_for_inference, "the parameter 'wte.weight' is an inference tensor: clone() it"),
+        (lambda: Language().to("meta"), "the parameter 'wte.weight' is on the meta device: give it values"),
     ],
 )
 @pytest.mark.parametrize("method", METHODS)

@@ -24,9 +24,7 @@ from fused_lwlr.papers.runner import JobError, run
 from fused_lwlr.papers.store import Store
 from fused_lwlr.papers.studies import STUDIES, find
 from fused_lwlr.papers.tables import Table, cell
-from fused_lwlr.papers.training import Trained
 from fused_lwlr.training.environment import git_state
-from fused_lwlr.training.records import Validation
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +174,32 @@ def test_other_settings_are_refused(first, second, changed):
     start(toy.study(), **first, device="cuda")
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("photos", "photos/"), ("./photos/", "photos"), ("photos", "{here}/photos"), ("{here}/photos", "photos"),
+        ("link", "photos"),
+    ],
+)  # fmt: skip
+def test_the_same_data_may_be_written_in_another_way(first, second, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "link").symlink_to("photos")
+    first, second = (data.format(here=tmp_path) for data in (first, second))
+    store, jobs = start(toy.study(), data=first)
+    run(store, jobs[:1], workers=1)
+    store, _ = start(toy.study(), data=second)
+    assert store.settings.data == first
+    assert json.loads(Path("run/settings.json").read_text())["data"] == first
+
+
+def test_a_folder_with_the_name_of_embedded_images_is_other_data(tmp_path):
+    (tmp_path / "digits").mkdir()
+    store, jobs = start(toy.study(), data="digits")
+    run(store, jobs[:1], workers=1)
+    with pytest.raises(ValueError, match=r"other settings: data: digits -> \./digits"):
+        start(toy.study(), data="./digits")
+
+
 def test_foreign_files_are_kept():
     settings = Path("run/settings.json")
     settings.parent.mkdir()
@@ -205,11 +229,13 @@ def test_a_study_goes_on_elsewhere():
 
 
 @pytest.mark.parametrize(
-    "given", ["lr=0.1", "seed=3", "rates=single", "--scaling=lars", "epochs=2", "optimizer=lion", "init=model"]
-)
+    "given",
+    ["lr=0.1", "seed=3", "rates=single", "--scaling=lars", "epochs=2", "optimizer=lion", "init=model", "out=run",
+     "tensorboard=true", "keep-best=true", "ema=0.9", "target_top1=0.5", "deterministic=true", "log_every=5"],
+)  # fmt: skip
 def test_fields_that_studies_choose_are_refused(given):
     with pytest.raises(
-        ValueError, match=f"--set {given}: elr-spread chooses it, or has an option for it: leave it out"
+        ValueError, match=f"--set {given}: elr-spread chooses it, has an option for it or does not use it: leave it out"
     ):
         find("elr-spread").settings(training=[given])
 
@@ -217,14 +243,6 @@ def test_fields_that_studies_choose_are_refused(given):
 def test_arguments_of_a_model_add_up():
     settings = find("elr-spread").settings(training=["model_args=a=1", "amp=bf16", "model_args=b=2"])
     assert settings.training == {"model_args": ["a=1", "b=2"], "amp": "bf16"}
-
-
-def test_the_average_is_no_result_of_a_training():
-    """A training with `--set ema` is tested twice."""
-    found = Trained()
-    for weights, top1 in (("model", 0.5), ("ema", 0.25)):
-        found.add(Validation(1, 1.0, weights, top1, 1.0, 1.0, 10, 0.1, "images"))
-    assert found.accuracies == [50.0]
 
 
 @pytest.mark.parametrize(
