@@ -18,7 +18,7 @@ class Passes:
     Attributes:
         micro: images, or sequences of text, of a pass.
         accumulation: passes of a step.
-        check: refuses a batch that does not fit the data.
+        check: refuses a batch that does not fit the data, with `is_test` a batch of a test.
     """
 
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -261,7 +262,7 @@ class Trainer:
         images = val_batches(
             self.data.val, batch_size=self.val_batch, device=self.world.device, workers=self.workers,
             prefetch=self.recipe.prefetch, world_size=self.world.size, rank=self.world.rank,
-            check=self.passes.check,
+            check=partial(self.passes.check, is_test=True),
         )  # fmt: skip
         self.world.broadcast(self.model)
         weights: dict[str, Context] = {"model": nullcontext}

@@ -171,6 +171,29 @@ def test_a_batch_that_does_not_fit_is_refused(case, kind, part, number, monkeypa
         list(islice(training.batches(), number)) if part == "train" else training.test()
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_images_without_a_class_are_for_tests_alone(part, monkeypatch):
+    import own_loader
+
+    def some(data, **options):
+        digits = open_data(data, **options)
+        images = getattr(digits, part)
+        inputs, targets = torch.cat([images.inputs[:16]] * 2), torch.cat([images.targets[:16], torch.full((16,), -1)])
+        return dataclasses.replace(digits, **{part: Stream(16, lambda asked: [(inputs, targets)])})
+
+    monkeypatch.setattr(own_loader, "some", some, raising=False)
+    recipe = dataclasses.replace(BASE, loader="own_loader:some", micro_batch=None, batch_size=16)
+    training = trainer.Trainer(recipe, World(0, 1, torch.device("cpu")), load_data(recipe))
+    training.adopt()
+    if part == "val":
+        assert training.test()["model"].count == 16
+        return
+    with pytest.raises(
+        ValueError, match=r"image of class -1, but its data set has 10 classes: give numbers from 0 to 9$"
+    ):
+        next(training.batches())
+
+
 IMAGES = torch.zeros(9, 1, 8, 8)
 SPLITS = {
     "a data set of torch": (

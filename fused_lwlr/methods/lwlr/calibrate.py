@@ -38,8 +38,8 @@ def calibrate(
     Algorithm 1). Every parameter is a layer. Query, key and value of a fused projection are three layers.
 
     The model is in training mode while gradients are computed, and without autocast around this call if its parameters
-    are in single or double precision; `torch.no_grad()` and `torch.inference_mode()` around it do not count. Afterwards,
-    also if this raises, its weights, buffers, `.grad`, training modes and the random number generators are restored.
+    are in single or double precision. `torch.no_grad()` and `torch.inference_mode()` around it do not count.
+    Afterwards, also if it raises, weights, buffers, `.grad`, training modes and the random number generators are restored.
 
     Args:
         model: the model to measure. It runs on the device of its parameters.
