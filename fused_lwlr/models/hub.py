@@ -65,7 +65,7 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: in
 
 def _refused(name: str, arguments: dict[str, Any], error: Exception) -> ValueError:
     given = f" with {', '.join(f'{field}={value}' for field, value in arguments.items())}" if arguments else ""
-    return ValueError(f"hf:{name} cannot be made{given}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    return ValueError(f"hf:{name} cannot be made{given}: {type(error).__name__}: {' '.join(str(error).split()):.300}")
 
 
 @torch.no_grad()

@@ -119,7 +119,12 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
         arguments["pretrained"] = True
     model = build(recipe.model, classes=classes, **sizes, **arguments)
     if recipe.init == "lwlr":
-        fused_lwlr.lwlr_init_(model)
+        try:
+            fused_lwlr.lwlr_init_(model)
+        except ValueError as error:  # its advice is about arguments of `lwlr_init_`
+            raise ValueError(
+                f"--init lwlr {str(error).partition(': ')[0]}: give --init model (calibrate: --no-init)"
+            ) from error
     if recipe.model.startswith("timm:"):
         _check_size(recipe, model, sizes["channels"], sizes["image_size"], "--image-size")
     if recipe.test_size not in (None, sizes.get("image_size")):

@@ -151,3 +151,4 @@ def test_refused(case, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=message) as caught:
         build(name, context=6, classes=20, **arguments)
     assert "\n" not in str(caught.value)
+    assert not str(caught.value).endswith(":")

@@ -473,3 +473,13 @@ def test_warmup_at_a_part_of_the_bound(peak, data):
     assert seen[:4] == pytest.approx([min(peak, bound) for bound in bounds[:4]], rel=1e-5)
     assert seen[4:] == [lr_of_step(recipe, step, trainer.steps_per_epoch) for step in (4, 5)]
     assert bounds[0] < 5.0
+
+
+def test_weights_that_lwlr_does_not_know(monkeypatch):
+    model = torch.nn.Module()
+    model.mix = torch.nn.Parameter(torch.ones(5, 5))
+    monkeypatch.setattr("fused_lwlr.training.setup.build", lambda name, **options: model)
+    message = "^--init lwlr cannot tell whether 'mix' is a weight, a scale or a bias: give --init model"
+    with pytest.raises(ValueError, match=message):
+        new_model(Recipe(), classes=10, image_size=8, channels=1)
+    assert new_model(Recipe(init="model"), classes=10, image_size=8, channels=1) is model

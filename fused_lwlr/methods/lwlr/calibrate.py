@@ -39,7 +39,7 @@ def calibrate(
 
     The model is in training mode while gradients are computed, and without autocast around this call if its parameters
     are in single or double precision. `torch.no_grad()` and `torch.inference_mode()` around it do not count.
-    Afterwards, also if it raises, weights, buffers, `.grad`, training modes and the random number generators are restored.
+    Afterwards, also if it raises, weights, buffers, `.grad`, training modes and random number generators are restored.
 
     Args:
         model: the model to measure. It runs on the device of its parameters.

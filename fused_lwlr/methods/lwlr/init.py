@@ -127,7 +127,7 @@ def lwlr_init_(
     unknown = [name for name, kind in found.items() if kind is None]
     if unknown:
         raise ValueError(
-            f"cannot tell whether {', '.join(map(repr, unknown))} is a weight, a scale or a bias: pass "
+            f"cannot tell whether {', '.join(map(repr, unknown[:5]))} is a weight, a scale or a bias: pass "
             f"kinds={{{unknown[0]!r}: 'weight' | 'scale' | 'bias' | 'other'}} to lwlr_init_, or initialize the model "
             "yourself and calibrate with init=False"
         )
