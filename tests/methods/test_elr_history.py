@@ -243,6 +243,12 @@ def test_wrong_arguments():
         ELRRecorder(model, select=["0.weight", "typo"])
     with pytest.raises(ValueError, match="steps none of the layers"):
         ELRRecorder(model).watch(torch.optim.SGD(net().parameters()))
+    optimizer = torch.optim.SGD(model.parameters())
+    recorder = ELRRecorder(model).watch(optimizer)
+    with pytest.raises(ValueError, match="this recorder watches an optimizer already, and counts its steps"):
+        recorder.watch(optimizer)
+    recorder.stop()
+    recorder.watch(optimizer)
     with pytest.raises(ValueError, match="no step was recorded yet"):
         _ = ELRRecorder(model).history.summary()
 

@@ -88,8 +88,14 @@ class ELRRecorder:
             optimizer: the optimizer of the recorded layers.
 
         Raises:
-            ValueError: the optimizer has none of the layers, or `momentum=True` and a layer is sharded.
+            ValueError: the optimizer has none of the layers, the recorder watches an optimizer already, or
+                `momentum=True` and a layer is sharded.
         """
+        if self._handles:
+            raise ValueError(
+                "this recorder watches an optimizer already, and counts its steps: call stop() first, or make a "
+                "recorder for each optimizer"
+            )
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if not any(id(layer.param) in held for layer in self.layers):
             raise ValueError("the optimizer steps none of the layers that are recorded: was it given another model?")

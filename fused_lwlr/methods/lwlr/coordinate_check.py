@@ -134,11 +134,11 @@ def coordinate_check(
         mapping or dataclass.
 
     Raises:
-        ValueError: there are fewer than two widths, no seeds, `steps` below 0 or too few minibatches, or two models
-            differ in the modules that they call.
+        ValueError: there are fewer than two widths, no seeds, no parameters, `steps` below 0 or too few minibatches, or
+            two models differ in the modules that they call.
     """
-    if len(set(widths)) < 2:
-        raise ValueError(f"widths={list(widths)} must have at least two different widths")
+    if len(set(widths)) < 2 or min(widths) <= 0:
+        raise ValueError(f"widths={list(widths)} must have at least two different widths, all above 0")
     if steps < 0:
         raise ValueError(f"steps={steps} must be at least 0")
     if not seeds:
@@ -154,6 +154,8 @@ def coordinate_check(
             for seed in seeds:
                 torch.manual_seed(seed)
                 model = make_model(width)
+                if not any(True for _ in model.parameters()):
+                    raise ValueError(f"make_model({width}) must return a model with parameters")
                 found = _train(model, make_optimizer(model), given, loss_fn)
                 names = names or list(found[0])
                 for step in found:
