@@ -164,6 +164,7 @@ ROWS = {
     "bfloat16": ("adamw", torch.bfloat16, {"master_weights": True, "ema": 0.9}),
     "layers": ("adamw", torch.float32, {"layers": {"blocks.0.weight[0:3]": 2.0, "norm.bias": {"weight_decay": 0.0}}}),
     "clipping": ("sgd", torch.float32, {"scaling": ClipByLayer(1e-3)}),
+    "stochastic rounding": ("sgd", torch.bfloat16, {"stochastic_rounding": True}),
     "counts on the device": ("adamw", torch.float32, {"capturable": True}),
 }
 
