@@ -45,8 +45,9 @@ class DeviceTable:
     For R rows, P = R padded to be even, H hyper rows and C columns it holds
 
         float32  multipliers [P], coefficients [2, P], hyper rows [H, K]; padded to 16 bytes
-        int64    numel [R], hyper index [R], first tile [R], flags [R], number for noise [R]
+        int64    numel [R], hyper index [R], first tile [R], flags [R]
         int64    addresses of step counts [R], of radii [R], and of columns [C, R]; 0 for an absent tensor
+        int64    numbers for noise [R]
 
     Tiles of `tile` elements are numbered over all rows; flags are bits, see tile.py.
 
@@ -94,7 +95,7 @@ class DeviceTable:
         self.buffer = self._upload.buffer
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
-        numel, self._hyper_index, first, self._flags, noise, *addresses = staged
+        numel, self._hyper_index, first, self._flags, *addresses, noise = staged
         self._addresses = dict(zip(names, addresses, strict=True))
         numel[:], noise[:] = self.numel, [row.noise for row in table.rows]
         counts = -(-self.numel // tile)

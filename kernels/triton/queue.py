@@ -29,10 +29,10 @@ from fused_lwlr.kernels.triton.norms import (
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import inverse_of
 from fused_lwlr.kernels.triton.tile import (
+    COLUMNS,
     FIRST_TILE,
     FLAGS,
     KNOWN,
-    NOISE,
     NUMEL,
     SHIFT,
     STEP_COUNT,
@@ -204,14 +204,14 @@ def queue_kernel(
         elif WRITE and not skipped:
             factor, scale, ratio, rho = read_factors(row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS)
             divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
-            rate = lr * ratio
+            rate, noise = lr * ratio, entry(addresses, rows, row, COLUMNS + len(DTYPES))
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
             new_squares = visit(
                 step_and_add, at, aligned, stop,
                 (
                     rate, rate * weight_decay_of(hyper, ON_DEVICE), (factor * (sign * unscale), scale), coefficients,
                     rho if RETRACTS else divisor, divisor, hyper,
-                    None if seed is None else key_of(seed, entry(addresses, rows, row, NOISE), steps), start,
+                    None if seed is None else key_of(seed, noise, steps), start,
                 ),
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip

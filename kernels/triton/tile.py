@@ -15,8 +15,8 @@ FOLD = tl.constexpr(4)
 THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
-NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, NOISE, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(8))
-"""Entries of a row in `addresses`, see `DeviceTable`; its columns follow from COLUMNS on."""
+NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
+"""Entries of a row in `addresses`, see `DeviceTable`; its columns follow from COLUMNS on, and then `Row.noise`."""
 SCALED, KNOWN, SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 """The entry FLAGS: masks for `Row.scaled` and a known Σw², and the shift of p of Ŵᵖ."""
 
