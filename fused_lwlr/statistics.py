@@ -120,7 +120,7 @@ class StatisticsPass:
             ValueError: no layer has a gradient, a gradient is sparse, or memory was freed.
         """
         absent = [layer.param.grad is None for layer in self._layers]
-        if not self._kept or absent != self._absent or not all(kept.take() for kept in self._kept):
+        if absent != self._absent or not all(kept.take() for kept in self._kept):
             self._build()
             self._absent = absent
         results: list[Tensor] = []

@@ -15,7 +15,7 @@ from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
-from fused_lwlr.optim.checkpoint import read, require_dict
+from fused_lwlr.optim.checkpoint import check_owners, read, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
@@ -420,13 +420,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             FloatingPointError: as `step`.
         """
         self._report()
-        known = {id(param) for group in self.param_groups for param in group["params"]}
-        for key in self.state:
-            if isinstance(key, Tensor) and id(key) not in known:
-                raise ValueError(
-                    f"there is state of a parameter of {tuple(key.shape)} that no param group has: add the parameter "
-                    "to a group again, or remove its state with optimizer.state.pop(param)"
-                )
+        check_owners(self.param_groups, self.state)
         found: dict[str, Any] = super().state_dict()
         # a hook may return anything
         groups = found.get("param_groups") if isinstance(found, dict) else None

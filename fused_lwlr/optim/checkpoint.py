@@ -61,6 +61,17 @@ def read(
     return _state(options, new, state_dict["state"]), [group for group, _ in new]
 
 
+def check_owners(groups: Groups, states: Any) -> None:
+    """Raises ValueError if there is state of a parameter that no param group has."""
+    known = {id(param) for group in groups for param in group["params"]}
+    for key in states:
+        if isinstance(key, Tensor) and id(key) not in known:
+            raise ValueError(
+                f"there is state of a parameter of {tuple(key.shape)} that no param group has: add the parameter "
+                "to a group again, or remove its state with optimizer.state.pop(param)"
+            )
+
+
 def require_dict(value: Any, what: str) -> dict[Any, Any]:
     """Returns the value, or raises ValueError if it is not a dict."""
     if not isinstance(value, dict):

@@ -139,7 +139,8 @@ def check_edits(options: StepOptions, groups: Groups, before: Sequence[Any]) -> 
     for (group, name), value in compress(zip(product(groups, EDITABLE), now, strict=True), changed):
         if name in group and not (isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)):
             check_option(name, value, "a param group")
-            check_momentum(options, group)
+            if name in ("momentum", "dampening"):
+                check_momentum(options, group)
     return now
 
 

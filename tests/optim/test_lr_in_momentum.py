@@ -241,3 +241,15 @@ def test_rescaled_weights_keep_the_function(backend, device):
             optimizer.param_groups[0]["lr"] = 0.1 * (step + 1)
             optimizer.step()
     torch.testing.assert_close(model(batch[0]), twin(batch[0]), rtol=1e-4, atol=1e-5)
+
+
+def test_an_edited_momentum_that_is_no_number_beside_another_lr():
+    param = torch.nn.Parameter(torch.ones(2))
+    optimizer = fused_lwlr.SGD([param], lr=0.1, momentum=0.9, lr_in_momentum=True)
+    param.grad = torch.ones(2)
+    optimizer.step()
+    before = param.detach().clone()
+    optimizer.param_groups[0].update(lr=0.2, momentum="x")
+    with pytest.raises(ValueError, match="'momentum' of a param group must be a finite number"):
+        optimizer.step()
+    assert torch.equal(param, before)
