@@ -64,7 +64,10 @@ class StepInBackward:
     def collect(self, param: Tensor) -> None:
         """Puts a new gradient into the bucket, and steps the bucket if it is full."""
         if param.grad is None:
-            return
+            raise RuntimeError(
+                f"parameter {self._names[id(param)]!r} has no gradient after its backward: another hook has taken it, "
+                f"such as a second optimizer's after {self.called}. Give each parameter to one optimizer"
+            )
         if self._optimizer.holds_averages:
             raise RuntimeError(f"backward() within averaged() after {self.called}: it would step the averages")
         if id(param) in self._seen:
@@ -145,8 +148,8 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
     Raises:
         RuntimeError: gradients exist already, the optimizer has such a handle, or a process group exists and a
             parameter is not sharded by `fully_shard`, or has `CPUOffloadPolicy` for a GPU with torch before 2.13.
-            Later, by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a closure, a
-            `torch.amp.GradScaler`, or a capture in a CUDA graph.
+            Later, by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a gradient
+            that another hook has taken, a closure, a `torch.amp.GradScaler`, or a capture in a CUDA graph.
         TypeError: the optimizer is not from this package, or the model is not a module.
         ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are not
             initialized yet, are on several devices or share memory.

@@ -80,6 +80,12 @@ def a_scaler(take, model, optimizer, x):
     scaler.step(optimizer)
 
 
+def a_second_optimizer(take, model, optimizer, x):
+    take(model, optimizer, max_bytes=1)
+    take(model, ALL["sgd"](model.parameters()))
+    model(x).sum().backward()
+
+
 def an_unseen_gradient(take, model, optimizer, x):
     take(model, optimizer, max_bytes=1)
     model.blocks[1].weight.requires_grad_(True)
@@ -114,6 +120,7 @@ REFUSED = {
     "twice": (twice, RuntimeError, r"{take}\(\) after a handle .*remove\(\) the first handle"),
     "gradients before": (after_backward, RuntimeError, r"gradients before {take}\(\): call optimizer.zero_grad"),
     "a scaler": (a_scaler, RuntimeError, r"GradScaler.step\(\) after {take}"),
+    "a second optimizer": (a_second_optimizer, RuntimeError, r"parameter '.*' has no gradient.*after {take}\(\)"),
     "an unseen gradient": (an_unseen_gradient, RuntimeError, r"parameter 'blocks\.1\.weight' has a gradient that no"),
     "a new group": (a_new_group, RuntimeError, "parameter '(late|that was added)' has a gradient that no hook saw"),
     "two devices": (two_devices, ValueError, "cpu, meta"),
