@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fused_lwlr.kernels.tensors import has_memory
 from fused_lwlr.shards import PLAIN
 
 
@@ -68,8 +69,7 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
 
 def _has_address(tensor: Tensor) -> bool:
     try:
-        # without memory the data pointer is the offset, so check the address of the storage
-        return tensor.numel() == 0 or tensor.data_ptr() != tensor.storage_offset() * tensor.element_size()
+        return tensor.numel() == 0 or has_memory(tensor, tensor.data_ptr())
     except RuntimeError:
         return False
 

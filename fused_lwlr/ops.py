@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 
 from fused_lwlr.kernels import reference
+from fused_lwlr.kernels.tensors import DOUBLE
 
 Backend = Literal["auto", "triton", "torch"]
 WORTH_A_WARNING = 1_000_000
@@ -34,8 +35,9 @@ def pick(
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
-    wide = dtype in (torch.float64, torch.complex128)
-    if backend == "torch" or (backend == "auto" and (device.type not in ("cuda", "cpu") or wide or not addressable)):
+    if backend == "torch" or (
+        backend == "auto" and (device.type not in ("cuda", "cpu") or dtype in DOUBLE or not addressable)
+    ):
         return reference
     if backend == "auto" and device.type == "cpu":
         problem = _problem_on_cpu()

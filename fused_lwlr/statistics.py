@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
-from fused_lwlr.kernels.table import addresses_of
-from fused_lwlr.kernels.tensors import form_check, joined, untraced
+from fused_lwlr.kernels.tensors import joined, untraced
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable, is_freed
 from fused_lwlr.shards import Completion, completion_of, local, local_row
@@ -126,7 +125,7 @@ class StatisticsPass:
         results: list[Tensor] = []
         for kept in self._kept:
             results.append(kept.backend.statistics(kept.table))
-            kept.table.columns["grad"] = ()
+            kept.table.release_gradients()
         values = joined(results)
         if len(results) > 1:
             values = values[self._order]
@@ -150,7 +149,11 @@ class StatisticsPass:
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
         self._kept = [
-            _Kept([self._layers[i] for i in members], ops.pick(self._backend, device, dtype, addressable=addressable))
+            _Kept(
+                [self._layers[i] for i in members],
+                ops.pick(self._backend, device, dtype, addressable=addressable),
+                addressable=addressable,
+            )
             for (device, dtype, _, addressable), members in kinds.items()
         ]
         # here and not in every call, since indexing with a list uploads it and waits
@@ -167,20 +170,22 @@ class StatisticsPass:
 class _Kept:
     """A table of layers that have gradients, of one device and combination of dtypes."""
 
-    def __init__(self, layers: Sequence[Layer], backend: ModuleType):
+    def __init__(self, layers: Sequence[Layer], backend: ModuleType, *, addressable: bool):
         self._params = list({id(layer.param): layer.param for layer in layers}.values())
         index = {id(param): i for i, param in enumerate(self._params)}
         rows = [local_row(Row(index[id(layer.param)], layer.start, layer.stop), layer.param) for layer in layers]
-        self.backend = backend
+        self.backend, self._addressable = backend, addressable
         params = list(map(local, self._params))
         self.table = Table({"param": params, "grad": self._grads()}, rows)
-        self._addresses, self._have_same_forms = addresses_of(params), form_check(params)
+        if addressable:
+            self.table.remember_params()
 
     def take(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
-        params = list(map(local, self._params))
-        same = self._have_same_forms(*params) and addresses_of(params) == self._addresses
-        return same and self.table.accept_gradients(self._grads())
+        if not self._addressable:
+            # tensors that kernels cannot reach may change unnoticed
+            return False
+        return self.table.has_params([*map(local, self._params)]) and self.table.accept_gradients(self._grads())
 
     def _grads(self) -> list[Tensor | None]:
         return [local(param.grad) for param in self._params]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Tensor", "divide", "double_option", "lerp", "maximum", "maximum_or_nan", "minimum", "option", "power", "sign",
+    "Tensor", "divide", "double_number", "lerp", "maximum", "maximum_or_nan", "minimum", "number", "power", "sign",
     "single", "sqrt", "where",
 ]  # fmt: skip
 
@@ -72,11 +72,11 @@ def power(a: Tensor, exponent: Tensor) -> Tensor:
     return a**exponent
 
 
-def option(options: Any, index: int) -> Any:
+def number(numbers: Any, index: int) -> Any:
     """The rule's own number at an index, see `Rule.numbers`."""
-    return options[index]
+    return numbers[index]
 
 
-def double_option(options: Any, index: int) -> Any:
+def double_number(numbers: Any, index: int) -> Any:
     """A number in double precision: the sum of the numbers at an index and after it."""
-    return options[index] + options[index + 1]
+    return numbers[index] + numbers[index + 1]

@@ -14,6 +14,10 @@ from fused_lwlr.kernels.table import STATISTICS
 from fused_lwlr.kernels.tensors import joined, sum_dtype
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
+STEPS_OF_SHRINK = 2.0**24
+"""A row that is only rescaled has no step count. Its rounding noise depends on this times 1 / Ŵ instead, since Ŵ
+differs from step to step."""
+# formulas cannot use names with a dot
 INFINITE = math.inf
 
 STEP_STATISTICS = (*STATISTICS[:4], "scale")

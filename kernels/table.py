@@ -11,15 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import form_check, real
+from fused_lwlr.kernels.tensors import form_check, has_memory, real
 
 STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot")
 """Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 SMALL = 1 << 42
-"""The data pointer of a freed tensor is its offset in bytes, which is below this. Gradients at such addresses are
-checked one by one."""
+"""Addresses below this may be offsets of freed storage, so gradients at these addresses are checked one by one."""
 
 
 class Row(NamedTuple):
@@ -69,7 +68,7 @@ class Table:
         columns: name -> tensors.
         present, has_grad: for each parameter, whether it has a gradient in the next step: bytes, and bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
-        changes: a number that increases whenever other gradients are present, or forms of gradients may have changed.
+        changes: increases when another set of parameters has gradients, or when forms of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_index: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
@@ -91,6 +90,16 @@ class Table:
         self.grad_addresses = np.array(addresses_of(grads), dtype=np.int64)
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
+    def remember_params(self) -> None:
+        """Remembers the addresses and the forms of the parameters, for `has_params`."""
+        params = self.columns["param"]
+        self._params = addresses_of(params), form_check(params)
+
+    def has_params(self, params: Sequence[Tensor]) -> bool:
+        """Returns whether these parameters, which must be addressable, have the same addresses and forms still."""
+        addresses, have_same_forms = self._params
+        return have_same_forms(*params) and list(map(POINTER, params)) == addresses
+
     def accept_gradients(self, grads: Sequence[Any]) -> bool:
         """Sets the gradients of the next step.
 
@@ -109,7 +118,7 @@ class Table:
         if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
             return False
         addresses = list(map(POINTER, there)) if same else addresses_of(there)
-        if min(addresses, default=SMALL) < SMALL and not all(map(_has_memory, there, addresses)):
+        if min(addresses, default=SMALL) < SMALL and not all(map(has_memory, there, addresses)):
             return False
         if not same:
             self._have_same_forms = form_check(examples)
@@ -120,6 +129,10 @@ class Table:
         self.grad_addresses[self.has_grad] = addresses
         self.columns["grad"] = tuple(grads)
         return True
+
+    def release_gradients(self) -> None:
+        """Drops the references to gradients, which would outlive `zero_grad()`."""
+        self.columns["grad"] = ()
 
     def examples(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradients. A tensor like its parameter replaces an absent one."""
@@ -145,6 +158,11 @@ class Table:
         number: np.ndarray = np.arange(len(self.rows)) - first[tensor]
         return number
 
+    @cached_property
+    def power(self) -> np.ndarray:
+        """For each row, its power of 1 / Ŵ, int64 [rows]."""
+        return np.array([row.power for row in self.rows], dtype=np.int64)
+
     def radii(self) -> Tensor:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""
         column = self.column("radius")
@@ -154,7 +172,7 @@ class Table:
 
     @property
     def stepped(self) -> np.ndarray:
-        """For each row, whether its parameter has a gradient in the last or next step, bool [rows]."""
+        """For each row, whether its parameter has a gradient, of the gradients that were set last, bool [rows]."""
         stepped: np.ndarray = self.has_grad[self.tensor_of_row]
         return stepped
 
@@ -191,8 +209,3 @@ def _address(tensor: Tensor) -> int:
     except RuntimeError:
         # sparse tensors have no data pointer, nor have tensors within a transform of torch.func
         return 0
-
-
-def _has_memory(tensor: Tensor, address: int) -> bool:
-    """Returns whether an address is the address of a tensor; an empty tensor needs none."""
-    return tensor.numel() == 0 or address != tensor.storage_offset() * tensor.element_size()

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
 from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first call
 
+HALF = (torch.bfloat16, torch.float16)
+DOUBLE = (torch.float64, torch.complex128)
 Function = TypeVar("Function", bound=Callable[..., Any])
 PROCESS = os.getpid()
 """The process that imported this package. A child process after a fork has another number, and does not have
@@ -22,7 +24,7 @@ def untraced(function: Function) -> Function:
 
 def wide(tensor: Tensor) -> Tensor:
     """Returns a float32 copy of a half-precision tensor, and any other tensor itself."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -52,6 +54,12 @@ def upload(target: Tensor, host: Tensor) -> Tensor:
 def uploaded(host: Tensor, device: torch.device) -> Tensor:
     """Returns a copy on a device, without waiting for it as `to` and `torch.tensor(..., device=)` do on a GPU."""
     return upload(torch.empty_like(host, device=device), host)
+
+
+def has_memory(tensor: Tensor, address: int) -> bool:
+    """Returns whether this data pointer of a tensor is an address; an empty tensor needs none."""
+    # the data pointer of a tensor without memory is its offset
+    return tensor.numel() == 0 or address != tensor.storage_offset() * tensor.element_size()
 
 
 def form_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:

@@ -17,6 +17,7 @@ from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import check_owners, read, require_dict
 from fused_lwlr.optim.gate import SkipReport
+from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, labels_of, set_max_lr
@@ -98,8 +99,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[Plans, ...] = ()
     """The plans that CUDA graphs read and write."""
-    _handle: Any = None
-    """The handle of `step_in_backward` or `offload_to_cpu`."""
+    _handle: Any = Handle()
+    """The handle of `step_in_backward` or `offload_to_cpu`, or one that does nothing."""
     _skip_report: SkipReport | None = None
     _given: Sequence[Any] = ()
     """The options of all param groups in the last step."""
@@ -258,7 +259,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._report()
         loss = None
         if closure is not None:
-            if self._handle is not None:
+            if self.options.in_backward:
                 raise RuntimeError(
                     f"step(closure) after {self._handle.called}: the closure's backward() would step parameters "
                     "before the step; call backward(), and then step() without a closure"
@@ -273,7 +274,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and not self.options.device_counts:
             # only the device knows which steps are skipped
             self.options = replace(self.options, device_counts=True)
-        if self._handle is not None:
+        if self.options.in_backward:
             if capturing:
                 raise RuntimeError(
                     "steps during backward cannot be captured in a CUDA graph: remove() their handle first"
@@ -289,7 +290,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Lets `step()` end a step in buckets, see `step_in_backward` and `offload_to_cpu`.
 
         Args:
-            handle: a `StepInBackward`, or None to step all parameters in `step()` again.
+            handle: a `StepInBackward`; None to step all parameters in `step()` again.
 
         Raises:
             RuntimeError: within `averaged()`.
@@ -297,7 +298,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
         self.options = replace(self.options, in_backward=handle is not None)
-        self._handle, self._last_plans = handle, None
+        self._handle, self._last_plans = handle or Handle(), None
 
     @torch.no_grad()
     def step_by(
@@ -362,7 +363,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             RuntimeError: there was no step yet, it was taken with another scaling, or steps compute no norms since
                 there is no `scaling=`.
         """
-        return last_statistics(self.scaling, self._last_plans)
+        return last_statistics(self.options, self._last_plans)
 
     def _report(self) -> None:
         """Raises FloatingPointError if the last step was skipped because of a gradient, and that was not reported."""
@@ -397,18 +398,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
         self.complete_groups()
         pairs = averages_of(self.param_groups, self.state)
-        if self._handle is not None:
-            self._handle.pull_weights()
+        self._handle.pull_weights()
         self.holds_averages = True
         try:
             with exchanged(pairs, model):
-                if self._handle is not None:
-                    self._handle.push_weights()
+                self._handle.push_weights()
                 yield
         finally:
             self.holds_averages = False
-            if self._handle is not None:
-                self._handle.push_weights()
+            self._handle.push_weights()
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first.
@@ -444,9 +442,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: an entry of the dict does not fit the optimizer, or is invalid. The optimizer
                 does not change, also if a hook raises.
         """
-        if self._handle is not None:
-            # waits for buckets that are not stepped yet: they would step the new state
-            self._handle.pull_weights()
+        # waits for buckets that are not stepped yet: they would step the new state
+        self._handle.pull_weights()
         self.complete_groups()
         state_dict = require_dict(state_dict, "a state dict").copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -463,8 +460,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             vars(self).clear()
             vars(self).update(before)
             raise
-        if self._handle is not None:
-            self._handle.reset()
+        self._handle.reset()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` starts over.
@@ -473,12 +469,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             set_to_none: sets gradients to None, and not to zeros.
         """
         super().zero_grad(set_to_none)
-        if self._handle is not None:
-            self._handle.reset()
+        self._handle.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._handle is not None:
-            self._handle.check_copy()
+        self._handle.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
         names = [field.name for field in fields(StepOptions) if field.name not in (*self._kind, "in_backward")]
         return {**super().__getstate__(), "options": {name: getattr(self.options, name) for name in names}}

@@ -45,7 +45,7 @@ class SkipReport:
         if self.arrived is not None:
             self.arrived.synchronize()
         if self.skipped.item():
-            bad = [label for label, count in zip(self.labels, self.counts.tolist(), strict=True) if label and count]
+            bad = [label for label, count in zip(self.labels, self.counts.tolist(), strict=True) if count]
             more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
             raise FloatingPointError(
                 f"the gradient of {', '.join(map(repr, bad[:5]))}{more} is not finite: the step was skipped, and "
@@ -59,18 +59,18 @@ Decision = tuple[Scale | Factors | None, Gate | None]
 
 def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
     """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
-    given = (None, None) if loss_scale is None else (loss_scale.grad_scale, loss_scale.found_inf)
-    if isinstance(given[1], int):
+    scaler = loss_scale or Gate()
+    if isinstance(scaler.found_inf, int):
         # the sum of no checks
         raise RuntimeError(
             "GradScaler has checked no gradient of this step: call unscale_() after backward(), and update() after "
             "every step()"
         )
-    found: list[Gate] = []
-    for plan in plans:
-        here = [None if one is None else one.to(plan.device, torch.float32, non_blocking=True) for one in given]
-        found.append(Gate(grad_scale=here[0], found_inf=here[1]))
-    return found
+
+    def send(value: Tensor | None, plan: Plan) -> Tensor | None:
+        return None if value is None else value.to(plan.device, torch.float32, non_blocking=True)
+
+    return [Gate(grad_scale=send(scaler.grad_scale, plan), found_inf=send(scaler.found_inf, plan)) for plan in plans]
 
 
 def decide(
@@ -143,7 +143,7 @@ def gates_of(
         found_inf, skipped = gates[0].found_inf, totals[NONFINITE]
         if found_inf is not None:
             skipped = skipped * (found_inf == 0).reshape(())
-        labels = [label for plan in plans for label in plan.stepped_labels()]
+        labels = [row.label for plan in plans for row in plan.table.rows]
         report = _send(skipped, labels, joined(sums)[:, NONFINITE])
     max_norm = math.inf if options.clip_global_norm is None else float(options.clip_global_norm)
     decided = [

@@ -25,7 +25,7 @@ def hooked(step: Step) -> Step:
     @untraced
     @wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # also True if `functools.wraps` has copied it to a wrapper around this one
+        # also True for a wrapper made by functools.wraps, which copies attributes
         watched = getattr(type(self).step, "runs_hooks", False) and (
             _profiler_enabled()
             or self._optimizer_step_pre_hooks

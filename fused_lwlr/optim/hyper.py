@@ -1,4 +1,4 @@
-"""The hyper rows of a step: one for each set of layers of a param group that differ in their lr alone."""
+"""The hyper rows of a step. Layers of a param group that share all options except lr share one hyper row."""
 
 import math
 from typing import Any
@@ -15,23 +15,24 @@ from fused_lwlr.optim.options import StepOptions
 
 
 def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
-    """Returns the hyper row of the next step. Finite numbers above `largest`, for example of float32, are refused."""
+    """Returns the hyper row of the next step. Raises ValueError for a finite number above `largest`."""
     lr, weight_decay = group["lr"], group["weight_decay"]
     # the momentum buffer takes lr as a number
     lr = _on_device(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
     weight_decay = _on_device(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
-    merged, factor, per_lr = group, 1.0, 0.0
+    merged = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
+    factor, per_lr = 1.0, 0.0
     if layer != SAME:
-        merged = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
+        merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
         if layer.corrected_decay and isinstance(lr, Tensor):
             # a replay reads lr
             factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)
         else:
             factor = layer.weight_decay_factor(group)
     if options.lr_in_momentum:
-        lr, merged = 1.0, {**merged, "gradient_gain": lr}
+        lr, merged["gradient_gain"] = 1.0, lr
     ema = group[EMA]
-    numbers = options.rule.numbers(merged, options.scaling is None or options.scaling.bias_correction)
+    numbers = options.rule.numbers(merged)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
     is_tensor = isinstance(lr, Tensor)
     # tensors may be on a GPU, where each operation of the product would be a launch

@@ -11,15 +11,15 @@ from torch.nn.parameter import is_lazy
 from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import find_overlap
 from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.shards import is_distributed, local
 
 
-class StepInBackward:
+class StepInBackward(Handle):
     """The handle that `step_in_backward` returns, see there."""
 
     called = "step_in_backward()"
-    """The function that made the handle, for error messages."""
 
     def __init__(self, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int):
         self._optimizer, self._max_bytes = optimizer, max_bytes
@@ -35,15 +35,6 @@ class StepInBackward:
             param.register_post_accumulate_grad_hook(hook_of(self)) for param in self._params() if param.requires_grad
         ]
 
-    def pull_weights(self) -> None:
-        """Does nothing: the optimizer has the parameters of the model."""
-
-    def push_weights(self) -> None:
-        """Does nothing: the optimizer has the parameters of the model."""
-
-    def check_copy(self) -> None:
-        """Does nothing: a copy of the optimizer steps copies of the parameters in `step()`."""
-
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
         if self._hooks is None:
@@ -54,7 +45,6 @@ class StepInBackward:
         self._hooks = None
 
     def reset(self) -> None:
-        """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
         self._bucket, self._bytes, self._plans = [], 0, []
         for param in self._params():
             if id(param) in self._seen:

@@ -2,21 +2,23 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from fused_lwlr.kernels.tensors import joined, uploaded
+from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plans import Plans
-from fused_lwlr.scaling import BalancedLR, Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def last_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) -> StepStatistics:
+def last_statistics(options: StepOptions, stepped: Sequence[Plans] | None) -> StepStatistics:
     """Returns the statistics of the last step; raises RuntimeError if it computed none."""
+    scaling = options.scaling
     if scaling is None:
         raise RuntimeError(
             "steps compute norms only with scaling=: use fused_lwlr.layer_statistics(model) after backward() instead"
         )
-    if isinstance(scaling, BalancedLR):
+    if options.balances:
         raise RuntimeError(
             f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
@@ -32,12 +34,9 @@ def last_statistics(scaling: Scaling | None, stepped: Sequence[Plans] | None) ->
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(each.options.scaling != scaling for each in stepped):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
-    rows = [
-        (row.noise, label, row.scaled)
-        for plan in plans
-        for row, label in zip(plan.table.rows, plan.stepped_labels(), strict=True)
-    ]
-    order = sorted((i for i, (_, label, _) in enumerate(rows) if label), key=lambda i: rows[i][0])
+    rows = [row for plan in plans for row in plan.table.rows]
+    has_values = np.concatenate([plan.table.stepped for plan in plans])
+    order = sorted(np.flatnonzero(has_values).tolist(), key=lambda i: rows[i].noise)
     values = joined([plan.statistics for plan in plans])  # type: ignore[misc]
     index = uploaded(torch.tensor(order, device="cpu"), values.device)
-    return StepStatistics(tuple(rows[i][1] for i in order), tuple(rows[i][2] for i in order), values[index])
+    return StepStatistics(tuple(rows[i].label for i in order), tuple(rows[i].scaled for i in order), values[index])

@@ -85,7 +85,8 @@ def members_of(
     count = 0
     for slot in slots_of(options, groups):
         param, state = slot.param, states.get(slot.param, {})
-        first, count = count, count + len(slot.slices)
+        layers = list(enumerate(slot.slices, start=count))
+        count += len(layers)
         if bucket_ids is not None and id(param) not in bucket_ids:
             continue
         if param.grad is None and not (is_ordinary(param) and slot.is_complete(state)):
@@ -93,7 +94,7 @@ def members_of(
             continue
         member = Member(param, slot.label, [], *slot.entries(state))
         members.append(member)
-        for noise, layer in enumerate(slot.slices, start=first):
+        for noise, layer in layers:
             variant = replace(layer.options, lr=None)
             if slot.on_sphere:
                 # weight decay does not act on a sphere
@@ -106,7 +107,7 @@ def members_of(
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
-    # counts are copied only if some share memory, since a CUDA graph may write to them
+    # parameters must not share a count. Separate counts are kept, because a captured graph writes to them
     counted = [member for member in members if "step" in member.entries]
     if len(set(addresses_of([member.entries["step"] for member in counted]))) < len(counted):
         for member in counted:
@@ -163,7 +164,7 @@ def _add_targets(
 
 
 def check_members(members: Sequence[Member]) -> bool:
-    """Returns whether all members can be written, whichever have gradients: no two elements share memory.
+    """Returns True if no elements of the members share memory, so that any set of gradients is allowed.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
@@ -178,7 +179,7 @@ def check_members(members: Sequence[Member]) -> bool:
     tensors = [tensor for *_, tensor in writable]
     inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
     if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
-        # a parameter that is in its group twice must not have a gradient twice
+        # with a parameter that is in its group twice, every new set of gradients needs new plans, whose checks raise
         return len(unique) == len(members)
     written = [
         (tensor, f"{name!r} in the state of {member.label}" if name else member.label)

@@ -46,7 +46,6 @@ class CPUOffload(StepInBackward):
             exchange(self._optimizer, self._sources)
 
     def reset(self) -> None:
-        """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
         self._finish()
         self._jobs = []
         super().reset()
@@ -55,20 +54,17 @@ class CPUOffload(StepInBackward):
             param.grad = None
 
     def pull_weights(self) -> None:
-        """Takes weights of the model that were changed since the last copy into the parameters of the optimizer."""
         wait(self._jobs)
         self._stream.follow()
         self._stream.copy(self._changed(self._copies))
         self._stream.mark()()
 
     def push_weights(self) -> None:
-        """Puts the parameters of the optimizer into the model."""
         self._stream.follow()
         self._send(self._copies)
         self._stream.lead()
 
     def check_copy(self) -> None:
-        """Raises RuntimeError: a copy of the optimizer would not have the parameters of a copy of the model."""
         raise RuntimeError(
             "an optimizer cannot be copied after offload_to_cpu(), since its copy would step no model: remove() the "
             "handle first, or load state_dict() into a new optimizer"

@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.tensors import HALF
 from fused_lwlr.ops import Backend
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
 Nonfinite = Literal["propagate", "skip", "raise"]
-HALF = (torch.bfloat16, torch.float16)
 
 
 class Option(NamedTuple):

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Rule, Scale
+from fused_lwlr.kernels.tensors import HALF
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.layer_options import Groups
-from fused_lwlr.optim.option_table import HALF, Nonfinite, check_option, names_of, shown
+from fused_lwlr.optim.option_table import Nonfinite, check_option, names_of, shown
 from fused_lwlr.rescaling import ScaleInvariant
-from fused_lwlr.scaling import BalancedLR, Scaling
+from fused_lwlr.scaling import Scaling
 
 Entries = Mapping[str, float | Mapping[str, Any]]
 Layers = Entries | Sequence[Entries] | None
@@ -171,7 +172,7 @@ class StepOptions:
     @cached_property
     def balances(self) -> bool:
         """Whether factors come from the norms of all weights before the step, and not from each layer's own norms."""
-        return isinstance(self.scaling, BalancedLR)
+        return self.scaling is not None and self.scale is None
 
     @cached_property
     def on_spheres(self) -> bool:

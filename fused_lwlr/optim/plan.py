@@ -33,14 +33,15 @@ class Plan:
 
     def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool):
         self.members, self.addressable = members, addressable
-        self.rescales = any(member.is_rescaled for member in members)
         columns = _columns(options, members)
         # the host counts steps, unless the device does
         self._counts = options.rule.counts_steps and "step" not in columns
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
         self.table = Table(columns, rows)
+        self.rescales = bool(self.table.power.any())
         if addressable:
-            # the next step compares the forms of its gradients with the forms of these
+            # the next step is compared with these
+            self.table.remember_params()
             self.table.accept_gradients(columns["grad"])
         self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
         if self._counts:
@@ -59,8 +60,8 @@ class Plan:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether any member has a gradient in the last or next step."""
-        return 1 in self.table.present
+        """Whether any member has a gradient, of the gradients that were set last."""
+        return bool(self.table.has_grad.any())
 
     @cached_property
     def scaled(self) -> Tensor:
@@ -73,15 +74,12 @@ class Plan:
         return uploaded(torch.tensor([row.counts_for_max_norm for row in self.table.rows], device="cpu"), self.device)
 
     def stepped(self) -> Tensor:
-        """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
+        """Returns `table.stepped` on the device."""
+        # kept, since nothing can be uploaded during a capture in a CUDA graph
         if self.table.changes != self._changes:
             self._changes = self.table.changes
             self._stepped = uploaded(torch.from_numpy(self.table.stepped), self.device)
         return self._stepped
-
-    def stepped_labels(self) -> list[str]:
-        """Returns the label of each row; "" if it has no gradient in the last or next step."""
-        return [row.label if one else "" for row, one in zip(self.table.rows, self.table.stepped.tolist(), strict=True)]
 
     def count(self) -> None:
         """Counts a step of the parameters that had a gradient; at most one for a rule that does not count steps."""

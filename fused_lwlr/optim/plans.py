@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -13,8 +13,8 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.table import EXISTS, POINTER
-from fused_lwlr.kernels.tensors import form_check
+from fused_lwlr.kernels.table import POINTER
+from fused_lwlr.kernels.tensors import DOUBLE
 from fused_lwlr.optim.gate import SkipReport, decide
 from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.layer_options import Groups
@@ -23,7 +23,7 @@ from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.state import drop_stale
 from fused_lwlr.optim.uninterrupted import uninterrupted
-from fused_lwlr.optim.validate import DOUBLE, check_gradients, check_modes, same_placement
+from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 GRAD = attrgetter("grad")
@@ -75,8 +75,8 @@ class Plans:
         if self._distributed:
             held = [(plan.members[row.tensor].param, row) for plan in self.plans for row in plan.table.rows]
             self._completion = completion_of(held, self.plans[0].device)
-        # the addresses after the first step, see `_addresses_of`
-        self._addresses: Any = None
+        # after the first step, see `_state_of`
+        self._state: Any = None
         # `changes` of the tables in the last step, None before the first step
         self._last: list[int] | None = None
         self._choose_launches()
@@ -85,21 +85,21 @@ class Plans:
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
-        if self._addresses is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
+        if self._state is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
-        params = list(map(local, self._params)) if self._distributed else self._params
-        if self._addresses_of(params, states) != self._addresses or not self._have_same_forms(*params):
+        if self._state_of(states) != self._state:
             return False
         grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
         if self._distributed:
             if not all(param.grad is None or same_placement(param.grad, param) for param in self._params):
                 return False
             grads = list(map(local, grads))
-        rest = iter(grads)
+        left, grads_left = iter(map(local, self._params) if self._distributed else self._params), iter(grads)
         for plan in self.plans:
-            if not plan.table.accept_gradients(list(islice(rest, len(plan.members)))):
+            params, own = (list(islice(rest, len(plan.members))) for rest in (left, grads_left))
+            if not (plan.table.has_params(params) and plan.table.accept_gradients(own)):
                 return False
         if not self.repeats:
             if not self._fits_any_gradients:
@@ -131,10 +131,10 @@ class Plans:
         ]
         with uninterrupted():
             for plan, launch in zip(plans, launches, strict=True):
-                # factors that were computed before the step have set their statistics
+                # with `Factors`, `factors_of` has set the statistics
                 if (statistics := launch()) is not None:
                     plan.statistics = statistics
-                # at once, so that a launch that fails leaves the plans before it stepped in full
+                # now: if the next launch fails, this plan is complete
                 plan.count()
                 if self._last is None:
                     plan.store(states)
@@ -149,31 +149,30 @@ class Plans:
                 drop_stale(options, groups, states)
                 # tensors that kernels cannot reach may change unnoticed: then each step needs new plans
                 if all(plan.addressable for plan in self.plans):
-                    params = list(map(local, self._params))
-                    self._addresses, self._have_same_forms = self._addresses_of(params, states), form_check(params)
+                    self._state = self._state_of(states)
             self._last = [plan.table.changes for plan in self.plans]
         return report
 
     def release_gradients(self) -> None:
-        """Drops references to gradients, which would outlive `zero_grad()`."""
+        """Drops the references to gradients."""
         for plan in self.plans:
-            plan.table.columns["grad"] = ()
+            plan.table.release_gradients()
 
     @property
     def repeats(self) -> bool:
         """Whether the last step had gradients of the same parameters as now, in the same forms."""
         return self._last == [plan.table.changes for plan in self.plans]
 
-    def _addresses_of(self, params: Sequence[Tensor], states: Any) -> Any:
-        """Returns the addresses of parameters and state, and whose state it is; None if an entry has no address."""
+    def _state_of(self, states: Any) -> Any:
+        """Returns the addresses of the state, and whose state it is; None if an entry has no address."""
         read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        entries: Any = filter(EXISTS, chain.from_iterable(map(dict.values, read)))
+        entries: Any = [entry for state in read for entry in state.values() if entry is not None]
         if self._distributed:
             entries = map(local, entries)
         # two parameters may exchange their state
         owners = None if self._is_bucket else list(map(id, states))
         try:
-            return list(map(POINTER, params)), list(map(POINTER, entries)), owners
+            return list(map(POINTER, entries)), owners
         except (RuntimeError, TypeError):
             # a sparse tensor, or an entry that is not a tensor
             return None

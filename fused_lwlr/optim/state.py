@@ -112,28 +112,32 @@ class Slot:
                 raise ValueError(f"{name!r} in the state of {self.label} {problem}: {REPAIR}")
             else:
                 entries[name] = state[name]
-        rule = self.options.rule
-        columns = rule.columns(self.group)
-        first = self._was_skipped(state) or all(state.get(name) is None for name in columns)
+        step = self._taken(state)
         if not self.on_device:
-            return entries, self._count(state) if rule.counts_steps else float(not first)
-        # steps that were taken without momentum do not count
-        forgets = bool(columns) and first and not rule.counts_steps
-        step = 0.0 if forgets else state.get("step", float(not (first or rule.counts_steps)))
+            return entries, self._count(step) if self.options.rule.counts_steps else min(self._count(step), 1.0)
         if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
             # the host does not wait for a count on a device
-            self._count({"step": step})
+            self._count(step)
         # a count has no dimension, which slices of the parameter would cut
         entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=self.param.device).reshape(())
         return entries, 1.0
 
     def _was_skipped(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-        return not self.on_device and "step" in state and not self._count(state)
+        return not self.on_device and "step" in state and not self._count(state["step"])
 
-    def _count(self, state: Mapping[str, Any]) -> float:
-        """Returns the number of steps taken; 1 if the count has no value, as on the meta device."""
-        step = state.get("step", 0)
+    def _taken(self, state: Mapping[str, Any]) -> Any:
+        """Returns the step count of a state, as it is stored; 0 or 1 if the rule does not count steps."""
+        columns = self.options.rule.columns(self.group)
+        if self.options.rule.counts_steps:
+            return state.get("step", 0.0)
+        if columns and all(state.get(name) is None for name in columns):
+            # steps that were taken without momentum do not count
+            return 0.0
+        return state.get("step", float(bool(columns)))
+
+    def _count(self, step: Any) -> float:
+        """Returns a step count as a number; 1 if the count has no value, as on the meta device."""
         try:
             return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)
         except ValueError as error:

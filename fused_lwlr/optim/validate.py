@@ -3,8 +3,6 @@
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import chain, compress, product, repeat
-from operator import is_not, or_
 from typing import Any
 
 import torch
@@ -12,14 +10,14 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fused_lwlr.kernels.tensors import DOUBLE, HALF
 from fused_lwlr.memory import is_addressable, is_freed
 from fused_lwlr.optim.layer_options import Groups, labels_of
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.shards import local
 
-DOUBLE = (torch.float64, torch.complex128)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.complex32, *DOUBLE)
+DTYPES = (torch.float32, *HALF, torch.complex64, torch.complex32, *DOUBLE)
 """The dtypes that parameters and gradients may have."""
 BLIND_MODES = {
     "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
@@ -134,9 +132,10 @@ def check_edits(options: StepOptions, groups: Groups, before: Sequence[Any]) -> 
         ValueError: an option is out of range.
     """
     now = [value for group in groups for value in map(group.get, EDITABLE)]
-    # no option is this tuple: without values before, all are checked. Some values can be edited in place
-    changed = map(or_, map(is_not, now, chain(before, repeat(EDITABLE))), map(MUTABLE.__contains__, map(type, now)))
-    for (group, name), value in compress(zip(product(groups, EDITABLE), now, strict=True), changed):
+    for i, value in enumerate(now):
+        if i < len(before) and value is before[i] and type(value) not in MUTABLE:
+            continue
+        group, name = groups[i // len(EDITABLE)], EDITABLE[i % len(EDITABLE)]
         if name in group and not (isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)):
             check_option(name, value, "a param group")
             if name in ("momentum", "dampening"):

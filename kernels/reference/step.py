@@ -15,6 +15,7 @@ from fused_lwlr.kernels.step_arguments import (
     FACTOR,
     RETRACTION_STATISTICS,
     STEP_STATISTICS,
+    STEPS_OF_SHRINK,
     UPDATE_SQ_SUM,
     Factors,
     Gate,
@@ -22,7 +23,7 @@ from fused_lwlr.kernels.step_arguments import (
     ScaleTarget,
 )
 from fused_lwlr.kernels.table import Row, Table
-from fused_lwlr.kernels.tensors import sum_dtype, wide
+from fused_lwlr.kernels.tensors import HALF, sum_dtype, wide
 
 
 class Shared(NamedTuple):
@@ -132,26 +133,22 @@ def new_values(
     if isinstance(scale, Factors):
         s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
     elif scale is not None:
-        sums, radius = statistics[index], None if radii is None else radii[index]
-
-        def finalize() -> tuple[Factor, Factor]:
-            """Returns s and ρ, and stores the statistics that follow from the sums."""
-            found = scale.finalize(sums, row.scaled, shared.gate.clip, lr, weight_decay, radius)
-            return (sums[FACTOR], 1.0 if found is None else found) if row.scaled else (1.0, 1.0)
-
+        sums = statistics[index]
+        numbers = shared.gate.clip, lr, weight_decay, None if radii is None else radii[index]
         weight = w if scale.target == "direction" else wide(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
         if scale.target != "direction":
-            s[scale.target], rho = finalize()
+            s[scale.target], rho = _factors(scale, sums, row, *numbers)
     g = times(times(g, shared.gate.clip), s["gradient"])
     g = -g if h.maximize else g
     if rule.decay == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
-    d, results = (rule.reference or partial(_by_formula, rule))(h.numbers, w, times(g, s["decayed"]), states, count)
+    reference = rule.reference or partial(_by_formula, rule)
+    d, results = reference(h.numbers, w, times(g, s["decayed"]), states, count)
     if isinstance(scale, Scale) and scale.target == "direction":
         whole = whole_direction(rule.decay, w, d, weight_decay)
         sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
-        s["direction"], rho = finalize()
+        s["direction"], rho = _factors(scale, sums, row, *numbers)
     w = moved(rule.decay, w, d, lr, weight_decay, s["direction"])
     if row.power:
         # the first state is the momentum
@@ -167,12 +164,11 @@ def _store_row(
     """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
     param, seed = stored[0], shared.rounding_seed
     if steps is None:
-        # a row that is only rescaled has no count, but Ŵ differs from step to step
-        steps = torch.as_tensor(shared.gate.shrink, dtype=torch.float32, device=param.device) * 2**24
+        steps = torch.as_tensor(shared.gate.shrink, dtype=torch.float32, device=param.device) * STEPS_OF_SHRINK
     for i, (tensor, result) in enumerate(zip(stored, computed, strict=True)):
         if tensor is None or result is None:
             continue
-        if seed is not None and tensor.dtype in (torch.float16, torch.bfloat16):
+        if seed is not None and tensor.dtype in HALF:
             # each tensor has its own noise, with number 0 for the parameter. A state with other strides uses the
             # positions of its parameter, too
             key = key_of(seed, noise, steps)
@@ -186,6 +182,13 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
         result = torch.where(skipped, tensor.to(result.dtype), result)
     if result is not tensor:
         tensor.copy_(result)
+
+
+def _factors(scale: Scale, sums: Tensor, row: Row, *numbers: Any) -> tuple[Factor, Factor]:
+    """Returns s and ρ of a row, and stores the statistics that follow from its sums. For `numbers` see `finalize`."""
+    rho = scale.finalize(sums, row.scaled, *numbers)
+    # the number 1 keeps the bits of torch.optim
+    return (sums[FACTOR], 1.0 if rho is None else rho) if row.scaled else (1.0, 1.0)
 
 
 def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Quotient(NamedTuple):
     denominator: Tensor
 
 
-def _no_coefficients(options, steps):  # type: ignore[no-untyped-def]
+def _no_coefficients(numbers, steps):  # type: ignore[no-untyped-def]
     return steps * 0, steps * 0
 
 
@@ -74,12 +74,12 @@ class Rule:
         name: for messages.
         states: the names of the state columns.
         optional: the option of a param group that switches the last state column on; None if all columns always exist.
-        numbers: (options, bias_correction) -> the rule's own numbers, which its formulas read by their position.
-            `options` are the options of a param group and a layer. `bias_correction` is the scaling's.
-        update: (w, g, states, present, coefficients, options) -> direction and new states. `states` and `present` have
+        numbers: (options) -> the rule's own numbers, which its formulas read by their position. `options` are the
+            options of a param group and a layer, and `bias_correction` of the scaling.
+        update: (w, g, states, present, coefficients, numbers) -> direction and new states. `states` and `present` have
             an element for each state column: its values (0 if a parameter has no such state), and whether it exists.
-            `option(options, i)` is number i.
-        coefficients: (options, steps) -> two numbers that depend on the number of steps taken. Also runs on the host,
+            `number(numbers, i)` is number i.
+        coefficients: (numbers, steps) -> two numbers that depend on the number of steps taken. Also runs on the host,
             where `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
         reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
             `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
@@ -94,7 +94,7 @@ class Rule:
 
     name: str
     states: tuple[str, ...]
-    numbers: Callable[[Mapping[str, Any], bool], tuple[float, ...]]
+    numbers: Callable[[Mapping[str, Any]], tuple[float, ...]]
     update: Callable[..., Any]
     optional: str | None = None
     coefficients: Callable[..., Any] = _no_coefficients

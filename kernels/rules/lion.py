@@ -3,23 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fused_lwlr.kernels.formula import option, sign
+from fused_lwlr.kernels.formula import number, sign
 from fused_lwlr.kernels.rules.base import Rule
 
 BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2 = range(4)
 
 
-def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, ...]:
+def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
     """Returns β₁, 1 − β₁, β₂ and 1 − β₂."""
     beta1, beta2 = map(float, options["betas"])
     return beta1, 1 - beta1, beta2, 1 - beta2
 
 
-def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]
+def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-untyped-def]
     """The direction sign(β₁ · m + (1 − β₁) · g), and m ← β₂ · m + (1 − β₂) · g."""
     (exp_avg,) = states
-    d = sign(option(options, BETA1) * exp_avg + option(options, ONE_MINUS_BETA1) * g)
-    return d, (option(options, BETA2) * exp_avg + option(options, ONE_MINUS_BETA2) * g,)
+    d = sign(number(numbers, BETA1) * exp_avg + number(numbers, ONE_MINUS_BETA1) * g)
+    return d, (number(numbers, BETA2) * exp_avg + number(numbers, ONE_MINUS_BETA2) * g,)
 
 
 LION = Rule(name="lion", states=("exp_avg",), numbers=numbers, update=update, adaptive=True)

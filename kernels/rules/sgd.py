@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.formula import option, where
+from fused_lwlr.kernels.formula import number, where
 from fused_lwlr.kernels.rules.base import Hyper, Rule, States
 
 MOMENTUM, GAIN, NESTEROV, GRADIENT_GAIN = range(4)
 
 
-def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, ...]:
+def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
     """Returns momentum, 1 − dampening, 1 for nesterov or 0, and G.
 
     G is the option "gradient_gain", 1 by default: with lr 1 it puts the learning rate into the momentum buffer, as the
@@ -27,21 +27,21 @@ def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, .
     return momentum, gain, nesterov, options.get("gradient_gain", 1.0)
 
 
-def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]
+def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-untyped-def]
     """The formula above. `coefficients` multiply the buffer and its gradient."""
     (momentum_buffer,) = states
     decay, gain = coefficients
-    momentum, nesterov = option(options, MOMENTUM), option(options, NESTEROV) != 0
-    g = option(options, GRADIENT_GAIN) * g
+    momentum, nesterov = number(numbers, MOMENTUM), number(numbers, NESTEROV) != 0
+    g = number(numbers, GRADIENT_GAIN) * g
     momentum_buffer = decay * momentum_buffer + gain * g
     d = where(nesterov, g + momentum * momentum_buffer, momentum_buffer)
     return where(present[0], d, g), (momentum_buffer,)
 
 
-def coefficients(options, steps):  # type: ignore[no-untyped-def]
+def coefficients(numbers, steps):  # type: ignore[no-untyped-def]
     """Decay and gain of the momentum buffer: 0 and 1 on the first step."""
     first = steps == 0
-    return where(first, 0.0, option(options, MOMENTUM)), where(first, 1.0, option(options, GAIN))
+    return where(first, 0.0, number(numbers, MOMENTUM)), where(first, 1.0, number(numbers, GAIN))
 
 
 def reference(

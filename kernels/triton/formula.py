@@ -63,13 +63,13 @@ def _power(a, exponent):
 
 
 @triton.jit
-def _option(options, index):
-    return tl.load(options + (HEADER + index))
+def _number(numbers, index):
+    return tl.load(numbers + (HEADER + index))
 
 
 @triton.jit
-def _double_option(options, index):
-    high, low = tl.load(options + (HEADER + index)), tl.load(options + (HEADER + index + 1))
+def _double_number(numbers, index):
+    high, low = tl.load(numbers + (HEADER + index)), tl.load(numbers + (HEADER + index + 1))
     return high.to(tl.float64) + low.to(tl.float64)
 
 

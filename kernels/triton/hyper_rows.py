@@ -36,7 +36,7 @@ class HyperRows(NamedTuple):
 
 
 @triton.jit
-def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
+def read_number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
     """A number of a hyper row. If the row holds an address, it is read there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
@@ -51,9 +51,9 @@ def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.cons
 @triton.jit
 def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
     """The weight decay of a hyper row, as `Hyper.decay`; if all numbers are on the host, it is in the row."""
-    value = number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
+    value = read_number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
     if ON_DEVICE:
-        per_lr = tl.load(hyper + DECAY_PER_LR) * number(hyper, LR, LR_ADDRESS, ON_DEVICE)
+        per_lr = tl.load(hyper + DECAY_PER_LR) * read_number(hyper, LR, LR_ADDRESS, ON_DEVICE)
         value *= tl.load(hyper + DECAY_FACTOR) + per_lr
     return value
 

@@ -138,11 +138,11 @@ def grid(programs: int) -> int:
     return programs
 
 
-def residents(device: torch.device, *per_processor: int) -> list[int]:
-    """Returns how many programs a device runs at once, with each of these numbers on a multiprocessor."""
+def residents(device: torch.device, per_processor: int) -> int:
+    """Returns how many programs a device runs at once, with this number on a multiprocessor."""
     if device.type == "cuda":
-        return [each * multi_processors(device) for each in per_processor]
-    return [torch.get_num_threads() if is_native(device) else 1] * len(per_processor)
+        return per_processor * multi_processors(device)
+    return torch.get_num_threads() if is_native(device) else 1
 
 
 @cache

@@ -8,8 +8,7 @@ from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STA
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
-from fused_lwlr.kernels.triton.statistics import reduce_slots
-from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load
+from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load, reduce_slots
 from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, new_values
 
 STATISTICS = tl.constexpr(len(RETRACTION_STATISTICS))

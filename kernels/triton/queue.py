@@ -27,7 +27,6 @@ from fused_lwlr.kernels.triton.norms import (
     fingerprint,
 )
 from fused_lwlr.kernels.triton.rounding import key_of
-from fused_lwlr.kernels.triton.statistics import inverse_of
 from fused_lwlr.kernels.triton.tile import (
     COLUMNS,
     FIRST_TILE,
@@ -37,11 +36,13 @@ from fused_lwlr.kernels.triton.tile import (
     SHIFT,
     STEP_COUNT,
     entry,
+    inverse_of,
     tile_of,
     visit,
 )
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
+STEPS_OF_SHRINK = tl.constexpr(step_arguments.STEPS_OF_SHRINK)
 clip_of, shrink_of = compiled(step_arguments.clip_of), compiled(step_arguments.shrink_of)
 
 
@@ -66,21 +67,21 @@ def read_factors(
     row, rows, ready, factors, clip, FORMULA: tl.constexpr, TARGET: tl.constexpr, RETRACTS: tl.constexpr
 ):  # fmt: skip
     """Returns the factors of gradient, decayed gradient and direction, and ρ of a row, once the row is ready."""
-    factor, scale, ratio, rho = clip, 1.0, 1.0, 1.0
+    s_grad, s_decayed, s_direction, rho = clip, 1.0, 1.0, 1.0
     if FORMULA is not None:
         while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
             pass
     if TARGET is not None:
         s = tl.load(factors + row, cache_modifier=".cg").to(tl.float32)
         if TARGET == "gradient":
-            factor = clip * s
+            s_grad = clip * s
         elif TARGET == "decayed":
-            scale = s
+            s_decayed = s
         else:
-            ratio = s
+            s_direction = s
         if RETRACTS:
             rho = tl.load(factors + rows + row, cache_modifier=".cg").to(tl.float32)
-    return factor, scale, ratio, rho
+    return s_grad, s_decayed, s_direction, rho
 
 
 @triton.jit
@@ -159,8 +160,7 @@ def queue_kernel(
         start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
         at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, TILE)
         hyper, lr, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
-        # a row that is only rescaled has no count, but Ŵ differs from step to step
-        steps = tl.full([], 16777216.0, tl.float32) * shrink
+        steps = tl.full([], STEPS_OF_SHRINK, tl.float32) * shrink
         if STEP is not None:
             step_at = entry(addresses, rows, row, STEP_COUNT)
             if step_at != 0:
@@ -202,15 +202,18 @@ def queue_kernel(
                 tl.atomic_xchg(ready + row, 1, sem="release")
                 finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
-            factor, scale, ratio, rho = read_factors(row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS)
-            divisor = power(shrink, entry(addresses, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
-            rate, noise = lr * ratio, entry(addresses, rows, row, COLUMNS + len(DTYPES))
+            s_grad, s_decayed, s_direction, rho = read_factors(
+                row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS
+            )
+            row_shrink = power(shrink, entry(addresses, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
+            rate, factors_of_grad = lr * s_direction, (s_grad * (sign * unscale), s_decayed)
+            noise = entry(addresses, rows, row, COLUMNS + len(DTYPES))
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
             new_squares = visit(
                 step_and_add, at, aligned, stop,
                 (
-                    rate, rate * weight_decay_of(hyper, ON_DEVICE), (factor * (sign * unscale), scale), coefficients,
-                    rho if RETRACTS else divisor, divisor, hyper,
+                    rate, rate * weight_decay_of(hyper, ON_DEVICE), factors_of_grad, coefficients,
+                    rho if RETRACTS else row_shrink, row_shrink, hyper,
                     None if seed is None else key_of(seed, noise, steps), start,
                 ),
                 1, DTYPES, RULE, BLOCK, 1,

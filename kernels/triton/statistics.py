@@ -15,7 +15,7 @@ from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
-from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, load, tile_of, visit
+from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, inverse_of, load, reduce_slots, tile_of, visit
 from fused_lwlr.kernels.triton.work import tile_list
 
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
@@ -39,35 +39,6 @@ def _add_block(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.con
         # false for NaN as well as for infinity
         sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
-
-
-@triton.jit
-def inverse_of(grad_scale):
-    """Returns 1 / grad_scale, rounded once; 1 without a loss scale."""
-    if grad_scale is None:
-        return 1.0
-    else:
-        return (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
-
-
-@triton.jit
-def reduce_slots(
-    partials,  # float32
-    first,  # first slot
-    count,  # number of slots
-    SLOTS: tl.constexpr,  # slots that are read at a time
-    MAXIMUM: tl.constexpr = False,  # the maximum, not the sum
-):
-    """Returns the sum or maximum of adjacent partials, in double precision and a fixed order."""
-    result = tl.zeros([SLOTS], tl.float64)
-    slot = 0
-    while slot < count:
-        offs = slot + tl.arange(0, SLOTS)
-        # .cg: other programs wrote these, so this one's L1 may be out of date
-        values = tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
-        result = tl.maximum(result, values) if MAXIMUM else result + values
-        slot += SLOTS
-    return tl.max(result, axis=0) if MAXIMUM else tl.sum(result, axis=0)
 
 
 @triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
@@ -122,7 +93,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, ("param", "grad"), (0, 0), lambda: sizes.statistics_tile)
+    device_table = device_table_of(table, ("param", "grad"), (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
     workspace = device_table.workspace(
         "statistics",
@@ -137,7 +108,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     dtypes = (device_table.dtypes["param"] if weight else None, device_table.dtypes["grad"] if grad else None)
     kernel = device_table.kernel(
         (dtypes, grad_scale is None),
-        lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True),
+        lambda: tile_list(device_table.active_numel, sizes.statistics_tile),
         lambda items: Kernel(
             statistics_kernel, device_table, items, arguments,
             registers=constants.most_registers(constants.least_resident("statistics")), DTYPES=dtypes,

@@ -49,7 +49,7 @@ def prepare(
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     hyper_rows = hyper_rows_of(rule, hyper, more, table)
     device, shape = table.columns["param"][0].device, hyper_rows.values.shape
-    device_table = device_table_of(table, columns_of(rule), shape, lambda: sizes_of(device).queue_tile)
+    device_table = device_table_of(table, columns_of(rule), shape, sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
@@ -57,7 +57,7 @@ def prepare(
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
         ("step", rule, hyper_rows.on_device),
-        lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block),
+        lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block, short_first=True),
         lambda items: Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
@@ -105,7 +105,7 @@ def _queued(
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
     device, least = device_table.buffer.device, least_resident("queue", len(rule.states))
-    programs, most = residents(device, least, PER_PROCESSOR)
+    programs, most = residents(device, least), residents(device, PER_PROCESSOR)
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, programs]
     key += map(type, arguments)
     if formula is not None:

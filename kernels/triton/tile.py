@@ -186,3 +186,32 @@ def visit(
             both += (tl.maximum(totals[i], others[i]) if MAXIMUM and i == 2 else totals[i] + others[i],)  # type: ignore[assignment]
         totals = both
     return totals
+
+
+@triton.jit
+def inverse_of(grad_scale):
+    """Returns 1 / grad_scale, rounded once; 1 without a loss scale."""
+    if grad_scale is None:
+        return 1.0
+    else:
+        return (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def reduce_slots(
+    partials,  # float32
+    first,  # first slot
+    count,  # number of slots
+    SLOTS: tl.constexpr,  # slots that are read at a time
+    MAXIMUM: tl.constexpr = False,  # the maximum, not the sum
+):
+    """Returns the sum or maximum of adjacent partials, in double precision and a fixed order."""
+    result = tl.zeros([SLOTS], tl.float64)
+    slot = 0
+    while slot < count:
+        offs = slot + tl.arange(0, SLOTS)
+        # .cg: other programs wrote these, so this one's L1 may be out of date
+        values = tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
+        result = tl.maximum(result, values) if MAXIMUM else result + values
+        slot += SLOTS
+    return tl.max(result, axis=0) if MAXIMUM else tl.sum(result, axis=0)

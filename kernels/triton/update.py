@@ -16,7 +16,7 @@ import triton.language as tl
 from fused_lwlr.kernels import formula
 from fused_lwlr.kernels.rules import base
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper_rows import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, read_number, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
 from fused_lwlr.kernels.triton.tile import HYPER_INDEX, TAIL, entry, fold, load, store, tile_of
 
@@ -39,7 +39,7 @@ def read_row(
     """Returns hyper, lr · η, sign and coefficients."""
     padded = rows + rows % 2
     hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_INDEX)
-    lr = number(hyper, LR, LR_ADDRESS, ON_DEVICE) * tl.load(floats + row)
+    lr = read_number(hyper, LR, LR_ADDRESS, ON_DEVICE) * tl.load(floats + row)
     coefficients = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
     return hyper, lr, tl.load(hyper + SIGN), coefficients
 

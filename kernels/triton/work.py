@@ -48,16 +48,13 @@ def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
     return np.stack((np.repeat(row, lengths), 2 * slots + np.repeat(kind, lengths)), axis=1).astype(np.int32)
 
 
-def tile_list(numel: np.ndarray, block: int, *, in_order: bool = False) -> np.ndarray:
+def tile_list(numel: np.ndarray, block: int, *, short_first: bool = False) -> np.ndarray:
     """Returns (row, index) of every run of `block` elements of rows of these sizes, int32 [n, 2].
 
-    Unless they are `in_order`, tiles with fewer elements come first, since their loops take longest and must not start
-    last.
+    With `short_first`, tiles with fewer elements come first: their loops take longest, and must not start last.
     """
-    counts = -(-numel // block) if in_order else numel // block
+    counts = -(-numel // block)
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    if not in_order:
-        short = np.flatnonzero(numel % block)
-        row, index = np.concatenate((short, row)), np.concatenate((counts[short], index))
-    return np.stack((row, index), axis=1).astype(np.int32)
+    tiles = np.stack((row, index), axis=1).astype(np.int32)
+    return tiles[np.argsort((index + 1) * block <= numel[row], kind="stable")] if short_first else tiles

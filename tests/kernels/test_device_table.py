@@ -39,7 +39,7 @@ def test_tiles_of_huge_tensors(numel, block):
 def test_tiles_of_empty_rows(numel):
     sizes = np.array(numel, dtype=np.int64)
     assert len(tile_list(sizes, BLOCK)) == sum(-(-n // BLOCK) for n in numel)
-    assert len(tile_list(sizes, BLOCK, in_order=True)) == len(tile_list(sizes, BLOCK))
+    assert len(tile_list(sizes, BLOCK, short_first=True)) == len(tile_list(sizes, BLOCK))
 
 
 @pytest.mark.gpu
@@ -109,9 +109,9 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
 
 def test_tiles_with_fewer_elements_come_first():
     """Their loops take longest, so no program must start one last."""
-    items = tile_list(np.array([10, 3, 0, 8]), 4)
+    items = tile_list(np.array([10, 3, 0, 8]), 4, short_first=True)
     assert items.tolist() == [[0, 2], [1, 0], [0, 0], [0, 1], [3, 0], [3, 1]]
-    assert tile_list(np.array([5, 0, 3]), 4, in_order=True).tolist() == [[0, 0], [0, 1], [2, 0]]
+    assert tile_list(np.array([5, 0, 3]), 4).tolist() == [[0, 0], [0, 1], [2, 0]]
 
 
 def test_every_launch_keeps_its_memory(monkeypatch):

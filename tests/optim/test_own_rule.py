@@ -12,13 +12,13 @@ from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, Hyperball
 from fused_lwlr.kernels import Rule
-from fused_lwlr.kernels.formula import option, sign, where
+from fused_lwlr.kernels.formula import number, sign, where
 from fused_lwlr.optim import FusedOptimizer
 
 MOMENTUM, REST, WARM = 0, 1, 2
 
 
-def numbers(options, bias_correction):
+def numbers(options):
     """Momentum, 1 − momentum, and the rate of the first step.
 
     A kernel that subtracted in single precision would get another number, and other signs where terms cancel.
@@ -26,7 +26,7 @@ def numbers(options, bias_correction):
     return options["momentum"], 1 - options["momentum"], 0.5
 
 
-def update(w, g, states, present, coefficients, options):
+def update(w, g, states, present, coefficients, numbers):
     """d ← sign(b), b ← momentum · b + (1 − momentum) · g; half of g on the first step."""
     (momentum_buffer,) = states
     decay, gain = coefficients
@@ -34,9 +34,9 @@ def update(w, g, states, present, coefficients, options):
     return sign(momentum_buffer), (momentum_buffer,)
 
 
-def coefficients(options, steps):
-    momentum = option(options, MOMENTUM)
-    return where(steps == 0, 0.0, momentum), where(steps == 0, option(options, WARM), option(options, REST))
+def coefficients(numbers, steps):
+    momentum = number(numbers, MOMENTUM)
+    return where(steps == 0, 0.0, momentum), where(steps == 0, number(numbers, WARM), number(numbers, REST))
 
 
 SIGNUM = Rule(

@@ -1,0 +1,20 @@
+"""The handle of an optimizer whose parameters are stepped elsewhere than in `step()`."""
+
+
+class Handle:
+    """Does nothing: the handle of an optimizer that steps in `step()`. See `StepInBackward` and `CPUOffload`."""
+
+    called = ""
+    """The function that made the handle, for error messages."""
+
+    def pull_weights(self) -> None:
+        """Takes weights of the model that were changed into the parameters of the optimizer, if these are others."""
+
+    def push_weights(self) -> None:
+        """Puts the parameters of the optimizer into the model, if these are others."""
+
+    def reset(self) -> None:
+        """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
+
+    def check_copy(self) -> None:
+        """Raises RuntimeError if a copy of the optimizer could not step a copy of the model."""
