@@ -128,8 +128,8 @@ OPTIONS: dict[str, Option] = {
     "decoupled_weight_decay": Option(
         "flag", "True: AdamW decays weights apart from the gradient", lambda value: value is not False
     ),
-    "fused": Option("flag", "True, False or None", lambda value: True),
-    "capturable": Option("flag", TRUE_OR_FALSE, lambda value: True),
+    "fused": Option("flag", "True, False or None", lambda value: value is None or _torch_switch(value)),
+    "capturable": Option("flag", TRUE_OR_FALSE, _torch_switch),
 }  # fmt: skip
 
 

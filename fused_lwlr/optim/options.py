@@ -95,7 +95,7 @@ class StepOptions:
     device_counts: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ema", *names_of("shared")):
+        for name in ("capturable", "ema", "fused", *names_of("shared")):
             check_option(name, getattr(self, name))
         self.check_fused(self.fused)
         for is_given, message in self._refused():

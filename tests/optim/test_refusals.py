@@ -26,6 +26,8 @@ def params(device):
     [
         ({"foreach": True}, "foreach=True must be None"),
         ({"differentiable": True}, "differentiable=True must be False"),
+        ({"capturable": "yes"}, "capturable='yes' must be True or False"),
+        ({"fused": "no"}, "fused='no' must be True, False or None"),
         ({"fused": True, "backend": "torch"}, "contradicts backend"),
         ({"fused": False, "backend": "triton"}, "contradicts backend"), ({"backend": "cuda"}, "must be one of 'auto'"),
         ({"master_weights": True, "stochastic_rounding": True}, "exclude each other"),
