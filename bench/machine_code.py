@@ -63,7 +63,7 @@ def reports(variants: Iterable[Variant], target: GPUTarget, types: dict[str, str
 def _compiled(variant: Variant, target: GPUTarget, warps: int, types: dict[str, str]) -> Any:
     """The stages of a kernel by their names."""
     _, least, kernel, meta = variant
-    capped = {"maxnreg": constants.most_registers(least)} if least and target.backend != "hip" else {}
+    capped = {"maxnreg": constants.max_registers(least)} if least and target.backend != "hip" else {}
     signature = {name: "constexpr" if name in meta else types.get(name, "i32") for name in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     constexprs = {places[name]: value for name, value in meta.items()}

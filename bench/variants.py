@@ -50,13 +50,13 @@ def variants(dtype: Any) -> Iterator[Variant]:
         "adamw": (ADAMW, "XY", 8),
         "adamw amsgrad": (ADAMW, "XYZ", 8),
         "lion": (LION, "X", 4),
-        "adamw cautious": (replace(ADAMW, decay="cautious"), "XY", 8),
-        "lion cautious": (replace(LION, decay="cautious"), "X", 4),
+        "adamw cautious": (replace(ADAMW, decay_mode="cautious"), "XY", 8),
+        "lion cautious": (replace(LION, decay_mode="cautious"), "X", 4),
     }
     for name, (rule, states, numbers) in rules.items():
         columns = dtypes(dtype, "WG" + states, states=len(rule.states))
         meta = {
-            "DTYPES": columns, "UPDATE": step.rule_of(rule, columns), "DECAY": rule.decay, "ON_DEVICE": False,
+            "DTYPES": columns, "UPDATE": step.rule_of(rule, columns), "DECAY": rule.decay_mode, "ON_DEVICE": False,
             "BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers,
         }  # fmt: skip
         changes: dict[str, dict[str, Any]] = {"": {}}

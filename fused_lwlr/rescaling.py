@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 
-class Target(NamedTuple):
+class RescaledTensor(NamedTuple):
     """A tensor, the power of Ŵ that divides it, and whether its norm counts for Ŵ."""
 
     tensor: Tensor
@@ -56,17 +56,17 @@ class ScaleInvariant:
         """The biases that are rescaled too, of any shape, and their exponents. They are read from the modules."""
         return tuple((_parameter(module, name), power) for module, name, power in self.bias_owners)
 
-    def targets(self) -> list[Target]:
+    def rescaled_tensors(self) -> list[RescaledTensor]:
         """Returns the tensors that W ← W / Ŵ rescales, with Ŵ = max ‖W‖: weights, biases and running statistics.
 
         (Spreads in Effective Learning Rates, Section 4.5, which does not mention the variance and the bias.) The
         tensors are read from the modules at each call, since `module.to()` replaces running statistics.
         """
-        found = [Target(weight, 1, True) for weight in self.weights]
-        found += [Target(bias, power, False) for bias, power in self.biases]
+        found = [RescaledTensor(weight, 1, True) for weight in self.weights]
+        found += [RescaledTensor(bias, power, False) for bias, power in self.biases]
         for module, power in self.norms:
             mean, var = module.get_buffer("running_mean"), module.get_buffer("running_var")
-            found += [Target(mean, power, False), Target(var, 2 * power, False)]
+            found += [RescaledTensor(mean, power, False), RescaledTensor(var, 2 * power, False)]
         return found
 
     def __len__(self) -> int:

@@ -60,7 +60,7 @@ def local_row(row: Row, tensor: Tensor) -> Row:
     return row._replace(start=start, stop=stop)
 
 
-class Completion:
+class ShardReducer:
     """Turns sums over the local parts of some rows into sums over whole layers.
 
     One all-reduce of one table for each dimension of a device mesh along which a parameter is sharded: for
@@ -102,7 +102,7 @@ class Completion:
         return values
 
 
-def completion_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> Completion | None:
-    """The `Completion` for these rows, or None if no row is sharded."""
-    completion = Completion(held, device)
-    return completion if completion._along else None
+def shard_reducer_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> ShardReducer | None:
+    """The `ShardReducer` for these rows, or None if no row is sharded."""
+    reducer = ShardReducer(held, device)
+    return reducer if reducer._along else None

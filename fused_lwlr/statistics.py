@@ -14,7 +14,7 @@ from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.kernels.tensors import joined, untraced
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable, is_freed
-from fused_lwlr.shards import Completion, completion_of, local, local_row
+from fused_lwlr.shards import ShardReducer, local, local_row, shard_reducer_of
 
 
 class Columns:
@@ -105,8 +105,8 @@ class StatisticsPass:
         self._layers = layers
         self._backend = backend
         self._absent: list[bool] | None = None
-        self._kept: list[_Kept] = []
-        self._completion: Completion | None = None
+        self._tables: list[_CachedTable] = []
+        self._reducer: ShardReducer | None = None
         self.index: Tensor
         """The indices of the layers that the last call measured, on the device of the values."""
 
@@ -119,18 +119,18 @@ class StatisticsPass:
             ValueError: no layer has a gradient, a gradient is sparse, or memory was freed.
         """
         absent = [layer.param.grad is None for layer in self._layers]
-        if absent != self._absent or not all(kept.take() for kept in self._kept):
+        if absent != self._absent or not all(cached.accept_gradients() for cached in self._tables):
             self._build()
             self._absent = absent
         results: list[Tensor] = []
-        for kept in self._kept:
-            results.append(kept.backend.statistics(kept.table))
-            kept.table.release_gradients()
+        for cached in self._tables:
+            results.append(cached.backend.statistics(cached.table))
+            cached.table.release_gradients()
         values = joined(results)
         if len(results) > 1:
             values = values[self._order]
-        if self._completion is not None:
-            values = _completed(values, self._completion)
+        if self._reducer is not None:
+            values = _completed(values, self._reducer)
         return LayerStatistics(self._names, self._numel, values)
 
     def _build(self) -> None:
@@ -148,8 +148,8 @@ class StatisticsPass:
             kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype, addressable), []).append(i)
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
-        self._kept = [
-            _Kept(
+        self._tables = [
+            _CachedTable(
                 [self._layers[i] for i in members],
                 ops.pick(self._backend, device, dtype, addressable=addressable),
                 addressable=addressable,
@@ -159,15 +159,15 @@ class StatisticsPass:
         # here and not in every call, since indexing with a list uploads it and waits
         indices = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
         ordered, order = indices.sort()
-        device = self._kept[0].table.columns["param"][0].device
+        device = self._tables[0].table.columns["param"][0].device
         layers = [self._layers[i] for i in ordered.tolist()]
         self._names, self._numel = (tuple(getattr(layer, name) for layer in layers) for name in ("name", "numel"))
         self.index, self._order = ordered.to(device), order.to(device)
         held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in layers]
-        self._completion = completion_of(held, device)
+        self._reducer = shard_reducer_of(held, device)
 
 
-class _Kept:
+class _CachedTable:
     """A table of layers that have gradients, of one device and combination of dtypes."""
 
     def __init__(self, layers: Sequence[Layer], backend: ModuleType, *, addressable: bool):
@@ -180,7 +180,7 @@ class _Kept:
         if addressable:
             self.table.remember_params()
 
-    def take(self) -> bool:
+    def accept_gradients(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
         if not self._addressable:
             # tensors that kernels cannot reach may change unnoticed
@@ -191,13 +191,13 @@ class _Kept:
         return [local(param.grad) for param in self._params]
 
 
-def _completed(values: Tensor, completion: Completion) -> Tensor:
+def _completed(values: Tensor, reducer: ShardReducer) -> Tensor:
     """Returns the statistics of whole layers, from the statistics of this process's shards."""
     largest = STATISTICS.index("abs_max")
-    result = completion.sum(values)
+    result = reducer.sum(values)
     # a maximum over processes may skip NaN, a sum does not
     total = result[:, STATISTICS.index("abs_sum")]
-    maximum = completion.max(values[:, [largest]].nan_to_num(math.inf, posinf=math.inf))[:, 0]
+    maximum = reducer.max(values[:, [largest]].nan_to_num(math.inf, posinf=math.inf))[:, 0]
     result[:, largest] = torch.where(total.isnan(), total, maximum)
     return result
 

@@ -65,7 +65,9 @@ class StepStatistics(Columns):
     @property
     def cosine(self) -> Tensor:
         """The cosine of w and the direction d, with decay, of each layer: float64 [layers]; NaN as `update_ratio`."""
-        return self._of_retraction("dot") / (self.weight_norm * self._of_retraction("direction_sq_sum").sqrt())
+        return self._of_retraction("direction_dot") / (
+            self.weight_norm * self._of_retraction("direction_sq_sum").sqrt()
+        )
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Returns layer name -> statistic -> number, with one transfer from the device.

@@ -88,7 +88,7 @@ def least_resident(kernel: str, states: int = 0) -> int:
     return programs[min(states, len(programs) - 1)]
 
 
-def most_registers(resident: int) -> int:
+def max_registers(resident: int) -> int:
     """Returns the most registers of a thread with which a multiprocessor of NVIDIA GPUs holds these programs.
 
     A multiple of eight, for compilers. Without a limit they take more (Triton 3.6 for AdamW with ELR 141, a program

@@ -24,7 +24,7 @@ STEP_STATISTICS = (*STATISTICS[:4], "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
 
 For a factor of the direction, Σw² is computed from the exact weights."""
-RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
+RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "direction_dot", "update_sq_sum")
 """Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = (
     "norm", "weight_norm", "lr", "weight_decay", "grad_norm", "direction_norm", "grad_abs_sum", "dot",
@@ -33,7 +33,7 @@ FORMULA_STATISTICS = (
 OF_DIRECTION = ("direction_norm", "dot")
 """Statistics that a formula may take only if its target is the direction."""
 
-ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE_SQ_SUM = range(8)
+ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_DOT, UPDATE_SQ_SUM = range(8)
 """Indices of `RETRACTION_STATISTICS`. `STATISTICS` has the same first four columns."""
 
 
@@ -140,12 +140,13 @@ class Scale(NamedTuple):
         available |= {name: grad_norm.new_full((), number) for name, number in self.numbers.items()}
         if self.target == "direction":
             norm = sums[..., DIRECTION_SQ_SUM].sqrt()
-            available |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DOT]}
+            available |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DIRECTION_DOT]}
         factor = self.formula(**{name: available[name] for name in self.arguments})
         sums[..., FACTOR] = torch.where(scaled, factor, 1.0)
         if self.retraction is None:
             return None
-        weight_sq_sum, dot, direction_sq_sum = sums[..., WEIGHT_SQ_SUM], sums[..., DOT], sums[..., DIRECTION_SQ_SUM]
+        weight_sq_sum, direction_sq_sum = sums[..., WEIGHT_SQ_SUM], sums[..., DIRECTION_SQ_SUM]
+        dot = sums[..., DIRECTION_DOT]
         rate, radius = lr * sums[..., FACTOR], torch.where(scaled, weight_norm, 0.0)
         outward, inward = (rate.new_full((), part) for part in (self.retraction.outward, self.retraction.inward))
         rho = rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)

@@ -32,7 +32,7 @@ class Row(NamedTuple):
             is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
         hyper: the index of its hyper row when its parameter has a gradient.
-        noise: its number among all rows of an optimizer, from which noise for stochastic rounding is drawn.
+        layer_index: its number among all rows of an optimizer, from which noise for stochastic rounding is drawn.
         label: its name in messages and statistics; "" for a row that is only rescaled.
     """
 
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     power: int = 0
     counts_for_max_norm: bool = False
     hyper: int = 0
-    noise: int = 0
+    layer_index: int = 0
     label: str = ""
 
 
@@ -79,7 +79,7 @@ class Table:
     def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
         self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         params, grads = self.columns["param"], self.columns["grad"]
-        self.rows = list(rows) if rows is not None else [Row(i, noise=i) for i in range(len(params))]
+        self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_index = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
@@ -113,7 +113,7 @@ class Table:
         present = bytes(map(EXISTS, grads))
         there = examples = grads
         if 0 in present:
-            there, examples = list(compress(grads, present)), self.examples(grads)
+            there, examples = list(compress(grads, present)), self.gradients_or_placeholders(grads)
         same = self._have_same_forms(*examples)
         if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
             return False
@@ -134,7 +134,7 @@ class Table:
         """Drops the references to gradients, which would outlive `zero_grad()`."""
         self.columns["grad"] = ()
 
-    def examples(self, grads: Sequence[Any]) -> list[Tensor]:
+    def gradients_or_placeholders(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradients. A tensor like its parameter replaces an absent one."""
         # the tensors are not kept: they would hold the old memory of a parameter that moves
         return [

@@ -22,7 +22,7 @@ def untraced(function: Function) -> Function:
     return _disable_dynamo(function)  # type: ignore[return-value]
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_float32(tensor: Tensor) -> Tensor:
     """Returns a float32 copy of a half-precision tensor, and any other tensor itself."""
     return tensor.float() if tensor.dtype in HALF else tensor
 

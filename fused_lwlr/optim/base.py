@@ -20,11 +20,11 @@ from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
-from fused_lwlr.optim.layer_options import effective, labels_of, set_max_lr
+from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.option_table import check_option, names_of
 from fused_lwlr.optim.options import SharedOptions, StepOptions, fixed
-from fused_lwlr.optim.plans import Plans
+from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.optim.validate import (
     DTYPES,
     check_edits,
@@ -95,9 +95,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The options that do not change after construction."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
-    _last_plans: tuple[Plans, ...] | None = None
+    _last_plans: tuple[StepPlan, ...] | None = None
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
-    _captured: tuple[Plans, ...] = ()
+    _captured: tuple[StepPlan, ...] = ()
     """The plans that CUDA graphs read and write."""
     _handle: Any = Handle()
     """The handle of `step_in_backward` or `offload_to_cpu`, or one that does nothing."""
@@ -150,7 +150,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def _kind(self) -> dict[str, Any]:
         """The step options that the class fixes."""
-        return {"optimizer": type(self).__name__, "rule": self.rule}
+        return {"class_name": type(self).__name__, "rule": self.rule}
 
     @property
     def scaling(self) -> Scaling | None:
@@ -281,7 +281,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
             self._last_plans = self._handle.end_step()
         else:
-            self._last_plans = (self.step_by(0, None, loss_scale, capturing=capturing),)
+            self._last_plans = (self.step_bucket(0, None, loss_scale, capturing=capturing),)
         if self._skip_report is not None and self._skip_report.arrived is None:
             self._report()
         return loss
@@ -301,18 +301,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._handle, self._last_plans = handle or Handle(), None
 
     @torch.no_grad()
-    def step_by(
+    def step_bucket(
         self,
-        number: int,
+        index: int,
         bucket: Sequence[Tensor] | None,
         loss_scale: Gate | None = None,
         *,
         capturing: bool = False,
-    ) -> Plans:
-        """Takes a step by plans, or by new plans if they do not fit. Returns the plans.
+    ) -> StepPlan:
+        """Takes a step by the plan of the last step, or by a new plan if that one does not fit. Returns the plan.
 
         Args:
-            number: the number of the bucket in the step.
+            index: the index of the bucket in the step.
             bucket: the parameters to step, of any shape and dtype, each with a gradient; None for all parameters.
             loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
             capturing: whether the step is captured in a CUDA graph.
@@ -321,28 +321,28 @@ class FusedOptimizer(torch.optim.Optimizer):
             RuntimeError, ValueError: as `step`.
         """
         groups, last = self.param_groups, self._last_plans or ()
-        plans = last[number] if number < len(last) else None
+        plan = last[index] if index < len(last) else None
         try:
             self._given = check_edits(self.options, groups, self._given)
-            if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
-                plans.release_gradients()
-                plans = None
+            if plan is not None and not plan.accept_gradients(self.options, groups, self.state, bucket):
+                plan.release_gradients()
+                plan = None
             if capturing:
-                check_capture(self.options, groups, plans)
-                if plans not in self._captured:
-                    self._captured = (*self._captured, plans)  # type: ignore[arg-type]
-            if plans is None:
+                check_capture(self.options, groups, plan)
+                if plan not in self._captured:
+                    self._captured = (*self._captured, plan)  # type: ignore[arg-type]
+            if plan is None:
                 self.complete_groups()
-                plans = Plans(self.options, groups, self.state, bucket)
-            self._skip_report = plans.step(groups, self.state, loss_scale)
+                plan = StepPlan(self.options, groups, self.state, bucket)
+            self._skip_report = plan.step(groups, self.state, loss_scale)
         except BaseException:
-            # the plans have the gradients of this step, but statistics of the last one
+            # the plan has the gradients of this step, but statistics of the last one
             self._last_plans = None
             raise
         finally:
-            if plans is not None:
-                plans.release_gradients()
-        return plans
+            if plan is not None:
+                plan.release_gradients()
+        return plan
 
     def layers(self) -> dict[str, dict[str, Any]]:
         """Returns the options of every layer: its name -> lr, weight_decay, and betas and eps if the rule has them.
@@ -351,7 +351,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         has the number of its group and its position in it as its name, such as "0.3".
         """
         self.complete_groups()
-        return effective(self.param_groups)
+        return options_by_layer(self.param_groups)
 
     @untraced
     def layer_stats(self) -> StepStatistics:

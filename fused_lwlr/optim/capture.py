@@ -5,7 +5,7 @@ from torch import Tensor
 from fused_lwlr.kernels import reference
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plans import Plans
+from fused_lwlr.optim.step_plan import StepPlan
 
 
 def are_on_gpu(groups: Groups) -> bool:
@@ -13,12 +13,12 @@ def are_on_gpu(groups: Groups) -> bool:
     return any(param.is_cuda for group in groups for param in group["params"])
 
 
-def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> None:
+def check_capture(options: StepOptions, groups: Groups, plan: StepPlan | None) -> None:
     """Raises RuntimeError if a replay would differ from a step."""
-    name = options.optimizer
+    name = options.class_name
     if not all(group["capturable"] for group in groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")
-    if plans is None or not plans.repeats:
+    if plan is None or not plan.repeats:
         raise RuntimeError(
             f"{name}.step() is captured before a step with the same parameters and gradients was taken: take one "
             "first, on a side stream, as for the rest of the training step"
@@ -27,9 +27,9 @@ def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> 
         raise RuntimeError("lr_in_momentum=True cannot be captured: lr is a number, which a replay would not read")
     if options.nonfinite == "raise":
         raise RuntimeError("nonfinite='raise' cannot be captured: a replay cannot raise; use nonfinite='skip'")
-    if any(plan.backend is reference for plan in plans.plans):
+    if any(each.backend is reference for each in plan.launch_plans):
         raise RuntimeError("the PyTorch reference cannot be captured in a CUDA graph: use backend='triton'")
-    devices = sorted({str(plan.device) for plan in plans.plans})
+    devices = sorted({str(each.device) for each in plan.launch_plans})
     if len(devices) > 1:
         raise RuntimeError(
             f"parameters are on {' and '.join(devices)}, but a CUDA graph has the launches of one device: capture one "

@@ -21,7 +21,7 @@ from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import Slot, slots_of, steps_of
+from fused_lwlr.optim.state import StateSpec, state_specs, steps_of
 from fused_lwlr.shards import local
 
 KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
@@ -58,7 +58,7 @@ def read(
     new = []
     for number, labels in enumerate(labels_of(groups)):
         new.append(_new_group(number, labels, groups[number], saved[number]))
-    return _state(options, new, state_dict["state"]), [group for group, _ in new]
+    return _read_state(options, new, state_dict["state"]), [group for group, _ in new]
 
 
 def check_owners(groups: Groups, states: Any) -> None:
@@ -114,8 +114,8 @@ def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list
     if names is None or saved is None or list(saved) == list(names):
         return stays
     if sorted(saved) == sorted(names) and len(set(names)) == len(names):
-        at = {name: i for i, name in enumerate(saved)}
-        return [at[name] for name in names]
+        position_of = {name: i for i, name in enumerate(saved)}
+        return [position_of[name] for name in names]
     first = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
     warnings.warn(
         f"parameter {number}.{first} is {names[first]!r} in the optimizer but {saved[first]!r} in the state dict: "
@@ -157,20 +157,22 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
             raise ValueError(f"{where} has {name!r}: it belongs to another kind of optimizer, since this one has none")
 
 
-def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any) -> defaultdict[Any, Any]:
+def _read_state(
+    options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any
+) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory, for new groups and the saved ids of their parameters."""
-    slot_of: dict[Any, Slot] = {}
+    spec_of: dict[Any, StateSpec] = {}
     ids = chain.from_iterable(ids for _, ids in new)
-    for slot, key in zip(slots_of(options, [group for group, _ in new]), ids, strict=True):
+    for spec, key in zip(state_specs(options, [group for group, _ in new]), ids, strict=True):
         # a parameter that is in its group twice has one id
-        if slot_of.setdefault(key, slot).param is not slot.param:
-            raise ValueError(f"the state dict gives the id {key!r} to {slot_of[key].label} and to {slot.label}")
-    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in slot_of})
-    spelled = set(map(str, slot_of))
+        if spec_of.setdefault(key, spec).param is not spec.param:
+            raise ValueError(f"the state dict gives the id {key!r} to {spec_of[key].label} and to {spec.label}")
+    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in spec_of})
+    spelled = set(map(str, spec_of))
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
-        if key in slot_of:
-            state[slot_of[key].param] = _state_of(slot_of[key], entry)
+        if key in spec_of:
+            state[spec_of[key].param] = _read_param_state(spec_of[key], entry)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
@@ -179,9 +181,9 @@ def _state(options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]]
     return state
 
 
-def _state_of(slot: Slot, saved: Any) -> dict[Any, Any]:
+def _read_param_state(spec: StateSpec, saved: Any) -> dict[Any, Any]:
     """Returns the state of a parameter of a new group, without stale entries."""
-    rule, label = slot.options.rule, slot.label
+    rule, label = spec.options.rule, spec.label
     saved = require_dict(saved, f"the state of {label}")
     # the column that an option switches on may be missing
     needed = (*rule.columns({}), "step") if rule.counts_steps else rule.columns({})
@@ -193,10 +195,10 @@ def _state_of(slot: Slot, saved: Any) -> dict[Any, Any]:
         )
     entry = {}
     for name, value in saved.items():
-        if name in slot.stale:
+        if name in spec.unused:
             continue
         try:
-            entry[name] = _value(slot, name, value)
+            entry[name] = _read_entry(spec, name, value)
         except ValueError as error:
             raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
         except Exception as error:
@@ -204,19 +206,19 @@ def _state_of(slot: Slot, saved: Any) -> dict[Any, Any]:
     return entry
 
 
-def _value(slot: Slot, name: Any, value: Any) -> Any:
-    param, options = slot.param, slot.options
+def _read_entry(spec: StateSpec, name: Any, value: Any) -> Any:
+    param, options = spec.param, spec.options
     if name == "step":
-        # without values there is no count, see `Slot.entries`
+        # without values there is no count, see `StateSpec.entries`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
         count = 1.0 if unknown else steps_of(value)
-        return torch.tensor(count, dtype=torch.float32, device=param.device if slot.on_device else "cpu")
+        return torch.tensor(count, dtype=torch.float32, device=param.device if spec.on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA, RADIUS):
-        return _other(param, value)
+        return _copy_foreign(param, value)
     if value is None and name in options.rule.states and not options.rule.counts_steps:
         # SGD of torch 2.1 without momentum saved None
         return None
-    problem = slot.misfit(name, value, copied=True)
+    problem = spec.mismatch(name, value, copied=True)
     if problem:
         raise ValueError(problem)
     if name == RADIUS:
@@ -230,13 +232,13 @@ def _value(slot: Slot, name: Any, value: Any) -> Any:
     return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
 
 
-def _other(param: Tensor, value: Any) -> Any:
+def _copy_foreign(param: Tensor, value: Any) -> Any:
     """Other state, copied with the dtype and device that `torch.optim.Optimizer.load_state_dict` would choose."""
     if isinstance(value, Tensor):
         dtype = param.dtype if param.is_floating_point() else value.dtype
         return value.detach().to(param.device, dtype, copy=True)
     if isinstance(value, dict):
-        return {name: _other(param, entry) for name, entry in value.items()}
+        return {name: _copy_foreign(param, entry) for name, entry in value.items()}
     if isinstance(value, (list, tuple, set, deque)):
-        return type(value)(_other(param, entry) for entry in value)
+        return type(value)(_copy_foreign(param, entry) for entry in value)
     return deepcopy(value)

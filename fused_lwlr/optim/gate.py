@@ -12,10 +12,10 @@ from fused_lwlr.kernels import Factors, Gate, Hyper, Scale, totals_of
 from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.memory import is_addressable
+from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plan import Plan
 from fused_lwlr.optim.sharded import DIRECTION, GRADIENT, factors_of, measure
-from fused_lwlr.shards import Completion
+from fused_lwlr.shards import ShardReducer
 
 
 @dataclass
@@ -25,7 +25,7 @@ class SkipReport:
     Attributes:
         skipped: float64 of no dimension, not 0 if the step was skipped because of a gradient.
         arrived: recorded when `skipped` is on the host; None if it is there already.
-        labels, counts: of each row of all plans, see `Plan.stepped_labels`, and its number of non-finite elements.
+        labels, counts: the label of each row of all plans, and its number of non-finite elements.
     """
 
     skipped: Tensor
@@ -57,7 +57,7 @@ Decision = tuple[Scale | Factors | None, Gate | None]
 """The factors of a plan's rows and the decisions for all of them, or None."""
 
 
-def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
+def loss_scale_gates(plans: Sequence[LaunchPlan], loss_scale: Gate | None) -> list[Gate]:
     """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
     scaler = loss_scale or Gate()
     if isinstance(scaler.found_inf, int):
@@ -67,33 +67,33 @@ def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
             "every step()"
         )
 
-    def send(value: Tensor | None, plan: Plan) -> Tensor | None:
+    def send(value: Tensor | None, plan: LaunchPlan) -> Tensor | None:
         return None if value is None else value.to(plan.device, torch.float32, non_blocking=True)
 
     return [Gate(grad_scale=send(scaler.grad_scale, plan), found_inf=send(scaler.found_inf, plan)) for plan in plans]
 
 
-def decide(
+def factors_and_gates(
     options: StepOptions,
-    plans: Sequence[Plan],
+    plans: Sequence[LaunchPlan],
     hyper: Sequence[Hyper],
     loss_scale: Gate | None,
-    completion: Completion | None,
+    reducer: ShardReducer | None,
 ) -> tuple[list[Decision], SkipReport | None]:
     """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report.
 
-    With a `completion`, which sums over the processes that share layers, factors are computed here too. That takes one
+    With a `reducer`, which sums over the processes that share layers, factors are computed here too. That takes one
     all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
     """
     scale = options.scale
-    if not options.needs_totals and (completion is None or scale is None):
+    if not options.totals_option and (reducer is None or scale is None):
         # None, because even an empty gate selects the queue kernel
-        gated = [None] * len(plans) if loss_scale is None else gates_on(plans, loss_scale)
+        gated = [None] * len(plans) if loss_scale is None else loss_scale_gates(plans, loss_scale)
         return [(scale, gate) for gate in gated], None
-    gates = gates_on(plans, loss_scale)
+    gates = loss_scale_gates(plans, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
     direction = scale is not None and scale.target == "direction"
-    if completion is None:
+    if reducer is None:
         sums = [
             plan.backend.statistics(
                 plan.table, grad=options.skips or clips, weight=rescales or options.balances,
@@ -102,14 +102,14 @@ def decide(
             for plan, gate in zip(plans, gates, strict=True)
         ]  # fmt: skip
     else:
-        sums = measure(options, plans, hyper, DIRECTION if direction and not clips else GRADIENT, gates, completion)
-    gates, report = gates_of(options, plans, gates, sums)
+        sums = measure(options, plans, hyper, DIRECTION if direction and not clips else GRADIENT, gates, reducer)
+    gates, report = step_gates(options, plans, gates, sums)
     if options.balances:
         return list(zip(balanced(options, plans, sums), gates, strict=True)), report
-    if completion is None or scale is None:
+    if reducer is None or scale is None:
         return [(scale, gate) for gate in gates], report
     if direction and clips:
-        again = measure(options, plans, hyper, DIRECTION, gates, completion)
+        again = measure(options, plans, hyper, DIRECTION, gates, reducer)
         sums = [
             torch.cat((first[:, :WEIGHT_SQ_SUM], second[:, WEIGHT_SQ_SUM:]), dim=1)
             for first, second in zip(sums, again, strict=True)
@@ -118,11 +118,11 @@ def decide(
     return list(zip(factors, gates, strict=True)), report
 
 
-def balanced(options: StepOptions, plans: Sequence[Plan], sums: Sequence[Tensor]) -> list[Factors]:
+def balanced(options: StepOptions, plans: Sequence[LaunchPlan], sums: Sequence[Tensor]) -> list[Factors]:
     """Returns the factors of `BalancedLR` for each plan, from the statistics of each plan."""
     # a norm of 0 does not count
     sq_sums = [
-        torch.where(plan.scaled & plan.stepped(), statistics[:, WEIGHT_SQ_SUM], 0.0)
+        torch.where(plan.scaled & plan.stepped_on_device(), statistics[:, WEIGHT_SQ_SUM], 0.0)
         for plan, statistics in zip(plans, sums, strict=True)
     ]
     scaling: Any = options.scaling
@@ -130,8 +130,8 @@ def balanced(options: StepOptions, plans: Sequence[Plan], sums: Sequence[Tensor]
     return [Factors(values.to(plan.device), "direction") for values, plan in zip(factors, plans, strict=True)]
 
 
-def gates_of(
-    options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], sums: Sequence[Tensor]
+def step_gates(
+    options: StepOptions, plans: Sequence[LaunchPlan], gates: Sequence[Gate], sums: Sequence[Tensor]
 ) -> tuple[list[Gate], SkipReport | None]:
     """Returns the gates of the next step, from the statistics of each plan, and the report on the step."""
     rescales = options.rescale_weights is not False

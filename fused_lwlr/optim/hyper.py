@@ -9,7 +9,7 @@ from torch import Tensor
 from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
+from fused_lwlr.optim.layer_options import GROUP_OPTIONS, LayerOptions, max_lr
 from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 
@@ -22,7 +22,7 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     weight_decay = _on_device(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     merged = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
     factor, per_lr = 1.0, 0.0
-    if layer != SAME:
+    if layer != GROUP_OPTIONS:
         merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
         if layer.corrected_decay and isinstance(lr, Tensor):
             # a replay reads lr
@@ -36,10 +36,10 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
     is_tensor = isinstance(lr, Tensor)
     # tensors may be on a GPU, where each operation of the product would be a launch
-    decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.decay
+    decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.applied_decay
     if max(map(abs, (0.0 if is_tensor else lr, decay, *numbers))) > largest:
         # float32 would turn weights into NaN; torch.optim raises RuntimeError then
-        for name, option in {**merged, "weight_decay": row.decay}.items():
+        for name, option in {**merged, "weight_decay": row.applied_decay}.items():
             number = number_of(option)
             if number is not None and largest < abs(number) < math.inf:
                 raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")

@@ -12,7 +12,7 @@ from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import find_overlap
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.handle import Handle
-from fused_lwlr.optim.plans import Plans
+from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.shards import is_distributed, local
 
 
@@ -28,7 +28,7 @@ class StepInBackward(Handle):
         self._bytes = 0
         # the parameters whose gradients this step has seen, and the plans of its buckets
         self._seen: set[int] = set()
-        self._plans: list[Plans] = []
+        self._plans: list[StepPlan] = []
         optimizer.use_handle(self)
         # None after remove()
         self._hooks: list[Any] | None = [
@@ -78,7 +78,7 @@ class StepInBackward(Handle):
             self._step_bucket(self._bucket)
             self._bucket, self._bytes = [], 0
 
-    def end_step(self) -> tuple[Plans, ...]:
+    def end_step(self) -> tuple[StepPlan, ...]:
         """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
         check_final(self.called, self._optimizer)
         left = [param for param in self._params() if param.grad is not None]
@@ -105,8 +105,8 @@ class StepInBackward(Handle):
         """Waits until all buckets are stepped. Raises the first error of a step."""
 
     def _step_bucket(self, params: list[Tensor]) -> None:
-        """Steps parameters by the plans of the bucket with the same number in the last step, and frees gradients."""
-        self._plans.append(self._optimizer.step_by(len(self._plans), params))
+        """Steps parameters by the plan of the bucket with the same index in the last step, and frees gradients."""
+        self._plans.append(self._optimizer.step_bucket(len(self._plans), params))
         for param in params:
             param.grad = None
 

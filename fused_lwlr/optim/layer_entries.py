@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fused_lwlr.layers import split_name
-from fused_lwlr.optim.layer_options import NAMES, SAME, Entry, Groups, LayerOptions, Slice
+from fused_lwlr.optim.layer_options import GROUP_OPTIONS, NAMES, Entry, Groups, LayerOptions, Slice
 from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.patterns import find
 
@@ -39,7 +39,7 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
             "parameters"
         )
     # parameters of one name, in several groups, have the same options
-    ranges: dict[str, Ranges] = {name: {None: SAME} for group in groups for name in group["param_names"]}
+    ranges: dict[str, Ranges] = {name: {None: GROUP_OPTIONS} for group in groups for name in group["param_names"]}
     for key, value in (item for mapping in mappings for item in mapping.items()):
         if not isinstance(key, str):
             raise ValueError(f"layers= has the key {key!r:.80}, but keys are names or patterns of names")

@@ -93,13 +93,13 @@ class Slice(NamedTuple):
 Entry = tuple[Slice, ...]
 
 NAMES = tuple(field.name for field in fields(LayerOptions))
-SAME = LayerOptions()
+GROUP_OPTIONS = LayerOptions()
 """The options of a layer that has its group's options."""
 
 
 def slices_of(group: dict[str, Any], at: int) -> Entry:
     """Returns the slices of the parameter at a position of a group."""
-    entry: Entry = (Slice(0, None, SAME),) if group.get("layers") is None else group["layers"][at]
+    entry: Entry = (Slice(0, None, GROUP_OPTIONS),) if group.get("layers") is None else group["layers"][at]
     return entry
 
 
@@ -127,7 +127,7 @@ def labels_of(groups: Groups) -> list[list[str]]:
     return labels
 
 
-def effective(groups: Groups) -> dict[str, dict[str, Any]]:
+def options_by_layer(groups: Groups) -> dict[str, dict[str, Any]]:
     """Returns the options that each layer has now, by its label."""
     found: dict[str, dict[str, Any]] = {}
     for group, labels in zip(groups, labels_of(groups), strict=True):

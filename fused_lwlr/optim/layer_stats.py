@@ -7,11 +7,11 @@ import torch
 
 from fused_lwlr.kernels.tensors import joined, uploaded
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plans import Plans
+from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def last_statistics(options: StepOptions, stepped: Sequence[Plans] | None) -> StepStatistics:
+def last_statistics(options: StepOptions, stepped: Sequence[StepPlan] | None) -> StepStatistics:
     """Returns the statistics of the last step; raises RuntimeError if it computed none."""
     scaling = options.scaling
     if scaling is None:
@@ -29,14 +29,14 @@ def last_statistics(options: StepOptions, stepped: Sequence[Plans] | None) -> St
             "step_in_backward(), or it raised an error: call it first"
         )
     # a plan without any gradient has the statistics of an earlier step
-    plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]
+    plans = [plan for each in stepped for plan in each.launch_plans if plan.has_gradients]
     if not plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(each.options.scaling != scaling for each in stepped):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
     rows = [row for plan in plans for row in plan.table.rows]
     has_values = np.concatenate([plan.table.stepped for plan in plans])
-    order = sorted(np.flatnonzero(has_values).tolist(), key=lambda i: rows[i].noise)
+    order = sorted(np.flatnonzero(has_values).tolist(), key=lambda i: rows[i].layer_index)
     values = joined([plan.statistics for plan in plans])  # type: ignore[misc]
     index = uploaded(torch.tensor(order, device="cpu"), values.device)
     return StepStatistics(tuple(rows[i].label for i in order), tuple(rows[i].scaled for i in order), values[index])

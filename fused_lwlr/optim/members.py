@@ -1,4 +1,4 @@
-"""The parameters that plans step, and other tensors that they rescale, with everything that a table needs of each."""
+"""The parameters that a plan steps, and other tensors that it rescales, with everything that a table needs of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import first_average
 from fused_lwlr.optim.layer_options import Groups, LayerOptions
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.state import slots_of
+from fused_lwlr.optim.state import state_specs
 from fused_lwlr.optim.validate import is_ordinary
-from fused_lwlr.rescaling import Target
-from fused_lwlr.shards import completion_of, local, local_row
+from fused_lwlr.rescaling import RescaledTensor
+from fused_lwlr.shards import local, local_row, shard_reducer_of
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Member:
         label: its name in messages.
         rows: its rows, as rows of the first tensor of a table.
         entries: the entries of its state, without step counts of the host.
-        steps: the number of steps taken, see `Slot.entries`.
+        steps: the number of steps taken, see `StateSpec.entries`.
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
     """
 
@@ -70,12 +70,16 @@ class Member:
 
 
 def members_of(
-    options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None, targets: Sequence[Target]
+    options: StepOptions,
+    groups: Groups,
+    states: Any,
+    bucket: Sequence[Tensor] | None,
+    rescaled: Sequence[RescaledTensor],
 ) -> tuple[list[Member], list[Tensor], list[tuple[int, LayerOptions]]]:
     """Returns the members, the other parameters, and the sources of the hyper rows.
 
     Members are the parameters that have a gradient or all of their state, and then other tensors that are rescaled. The
-    second result has parameters that get plans when they first have a gradient; the third names, for each hyper row,
+    second result has parameters that are members when they first have a gradient; the third names, for each hyper row,
     its group's number and its layer options.
     """
     bucket_ids = None if bucket is None else set(map(id, bucket))
@@ -83,27 +87,27 @@ def members_of(
     waiting: list[Tensor] = []
     hyper_sources: dict[tuple[int, LayerOptions], int] = {}
     count = 0
-    for slot in slots_of(options, groups):
-        param, state = slot.param, states.get(slot.param, {})
-        layers = list(enumerate(slot.slices, start=count))
+    for spec in state_specs(options, groups):
+        param, state = spec.param, states.get(spec.param, {})
+        layers = list(enumerate(spec.slices, start=count))
         count += len(layers)
         if bucket_ids is not None and id(param) not in bucket_ids:
             continue
-        if param.grad is None and not (is_ordinary(param) and slot.is_complete(state)):
+        if param.grad is None and not (is_ordinary(param) and spec.is_complete(state)):
             waiting.append(param)
             continue
-        member = Member(param, slot.label, [], *slot.entries(state))
+        member = Member(param, spec.label, [], *spec.entries(state))
         members.append(member)
-        for noise, layer in layers:
+        for layer_index, layer in layers:
             variant = replace(layer.options, lr=None)
-            if slot.on_sphere:
+            if spec.on_sphere:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
-            source = hyper_sources.setdefault((slot.group_index, variant), len(hyper_sources))
-            label = layer.label(slot.name)
+            source = hyper_sources.setdefault((spec.group_index, variant), len(hyper_sources))
             row = Row(
-                0, layer.start, layer.stop, layer.options.eta, slot.scaled, hyper=source, noise=noise, label=label
-            )
+                0, layer.start, layer.stop, layer.options.eta, spec.scaled, hyper=source, layer_index=layer_index,
+                label=layer.label(spec.name),
+            )  # fmt: skip
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
@@ -112,7 +116,7 @@ def members_of(
     if len(set(addresses_of([member.entries["step"] for member in counted]))) < len(counted):
         for member in counted:
             member.entries["step"] = member.entries["step"].clone()
-    _add_targets(options, states, targets, members, count)
+    _add_rescaled(options, states, rescaled, members, count)
     return members, waiting, list(hyper_sources)
 
 
@@ -129,37 +133,37 @@ def _add_radii(members: Sequence[Member]) -> None:
         view_of(first_average(local(member.param), local(member.entries.get(MASTER))), row) for member, row in held
     )  # fmt: skip
     sums = torch.stack([w.square().sum(dtype=sum_dtype(w.device)).to(device) for w in weights])
-    completion = completion_of([(member.param, row) for member, row in held], device)
-    if completion is not None:
-        sums = completion.sum(sums[:, None])[:, 0]
+    reducer = shard_reducer_of([(member.param, row) for member, row in held], device)
+    if reducer is not None:
+        sums = reducer.sum(sums[:, None])[:, 0]
     norms = sums.sqrt().float().split([len(member.rows) for member in members])
     for member, norm in zip(members, norms, strict=True):
         # in its own memory
         member.entries[RADIUS] = norm.to(local(member.param).device, copy=True)
 
 
-def _add_targets(
-    options: StepOptions, states: Any, targets: Sequence[Target], members: list[Member], count: int
+def _add_rescaled(
+    options: StepOptions, states: Any, rescaled: Sequence[RescaledTensor], members: list[Member], count: int
 ) -> None:
     """Marks the rows of members that are rescaled, and adds the other tensors that are. `count` rows come before."""
     member_of = {id(member.param): member for member in members}
-    for noise, target in enumerate(targets, start=count):
-        member = member_of.get(id(target.tensor))
+    for layer_index, each in enumerate(rescaled, start=count):
+        member = member_of.get(id(each.tensor))
         if member is None:
             # it keeps the state that it has, such as momentum, which is divided too
-            state = states.get(target.tensor, {})
+            state = states.get(each.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
-            row, label = Row(0, noise=noise), "a tensor that is only rescaled"
-            member = Member(target.tensor, label, [row], entries, is_stepped=False)
-            member_of[id(target.tensor)] = member
+            row, label = Row(0, layer_index=layer_index), "a tensor that is only rescaled"
+            member = Member(each.tensor, label, [row], entries, is_stepped=False)
+            member_of[id(each.tensor)] = member
             members.append(member)
-        if target.counts_for_max_norm and len(member.rows) > 1:
+        if each.counts_for_max_norm and len(member.rows) > 1:
             raise ValueError(
                 f"rescale_weights divides by the norms of whole weights, but layers= cuts {member.label} into slices: "
                 "give its options for the whole weight"
             )
         member.rows = [
-            row._replace(power=target.power, counts_for_max_norm=target.counts_for_max_norm) for row in member.rows
+            row._replace(power=each.power, counts_for_max_norm=each.counts_for_max_norm) for row in member.rows
         ]
 
 
@@ -179,7 +183,7 @@ def check_members(members: Sequence[Member]) -> bool:
     tensors = [tensor for *_, tensor in writable]
     inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
     if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
-        # with a parameter that is in its group twice, every new set of gradients needs new plans, whose checks raise
+        # with a parameter that is in its group twice, every new set of gradients needs a new plan, whose checks raise
         return len(unique) == len(members)
     written = [
         (tensor, f"{name!r} in the state of {member.label}" if name else member.label)

@@ -33,7 +33,7 @@ class CPUOffload(StepInBackward):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload_to_cpu")
         self._jobs: list[Future[None]] = []
         super().__init__(model, optimizer, max_bytes)
-        exchange(optimizer, self._copies)
+        replace_parameters(optimizer, self._copies)
 
     def remove(self) -> None:
         """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer.
@@ -43,7 +43,7 @@ class CPUOffload(StepInBackward):
         self._wait()
         if self._hooks is not None:
             super().remove()
-            exchange(self._optimizer, self._sources)
+            replace_parameters(self._optimizer, self._sources)
 
     def reset(self) -> None:
         self._finish()
@@ -55,14 +55,14 @@ class CPUOffload(StepInBackward):
 
     def pull_weights(self) -> None:
         wait(self._jobs)
-        self._stream.follow()
+        self._stream.wait_for_device()
         self._stream.copy(self._changed(self._copies))
-        self._stream.mark()()
+        self._stream.record()()
 
     def push_weights(self) -> None:
-        self._stream.follow()
+        self._stream.wait_for_device()
         self._send(self._copies)
-        self._stream.lead()
+        self._stream.make_device_wait()
 
     def check_copy(self) -> None:
         raise RuntimeError(
@@ -79,9 +79,9 @@ class CPUOffload(StepInBackward):
                 self._refuse_unhooked(param)
         device_grads = [param.grad for param in params if param.grad is not None]
         grads = [torch.empty_like(grad, device="cpu", pin_memory=grad.device.type != "cpu") for grad in device_grads]
-        self._stream.follow()
+        self._stream.wait_for_device()
         self._stream.copy([*self._changed(params), *zip(grads, device_grads, strict=True)])
-        arrived = self._stream.mark()
+        arrived = self._stream.record()
         self._versions.update((param, param._version) for param in params)
         for param in params:
             param.grad = None
@@ -90,7 +90,7 @@ class CPUOffload(StepInBackward):
     def _finish(self) -> None:
         """Waits for full buckets. Later work of the device comes after the copies of their weights."""
         wait(self._jobs)
-        self._stream.lead()
+        self._stream.make_device_wait()
 
     def _wait(self) -> None:
         # Ctrl-C may end the wait: then the jobs stay known
@@ -128,7 +128,7 @@ class CopyStream:
         self._device, self._module = device, torch.get_device_module(device)
         self._stream = self._module.Stream() if device.type == "cpu" else self._module.Stream(device)
 
-    def follow(self) -> None:
+    def wait_for_device(self) -> None:
         """Lets later copies wait for all work that the device has now."""
         self._stream.wait_stream(self._module.current_stream(self._device))
 
@@ -142,17 +142,17 @@ class CopyStream:
                     # the caller may free it before it is copied
                     source.record_stream(self._stream)
 
-    def mark(self) -> Callable[[], None]:
+    def record(self) -> Callable[[], None]:
         """Returns a function that waits for all copies which were started before this call."""
         event = self._stream.record_event()
         return (lambda: None) if event is None else event.synchronize
 
-    def lead(self) -> None:
+    def make_device_wait(self) -> None:
         """Lets later work of the device wait for all copies that were started."""
         self._module.current_stream(self._device).wait_stream(self._stream)
 
 
-def exchange(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
+def replace_parameters(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
     """Replaces parameters of an optimizer by others of the same shapes, with state on the device of these."""
     state: dict[Any, Any] = {}
     for key, entries in optimizer.state.items():

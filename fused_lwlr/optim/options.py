@@ -49,7 +49,7 @@ def fixed(name: str) -> Any:
 
     def refuse(optimizer: Any, value: Any) -> None:
         raise AttributeError(
-            f"{name} cannot be changed after construction: make another {optimizer.options.optimizer} with "
+            f"{name} cannot be changed after construction: make another {optimizer.options.class_name} with "
             f"{name}={shown(value)}, and load the state dict of this one"
         )
 
@@ -63,7 +63,7 @@ class StepOptions:
     `FusedOptimizer` describes the options that users give; their defaults are here.
 
     Attributes:
-        optimizer: the name of the class, for messages.
+        class_name: the name of the class, for messages.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
@@ -74,7 +74,7 @@ class StepOptions:
         ValueError: an option is invalid, or options exclude each other.
     """
 
-    optimizer: str
+    class_name: str
     rule: Rule
     backend: Backend = "auto"
     fused: bool | None = None
@@ -98,11 +98,11 @@ class StepOptions:
         for name in ("capturable", "ema", "fused", *names_of("shared")):
             check_option(name, getattr(self, name))
         self.check_fused(self.fused)
-        for is_given, message in self._refused():
-            if is_given:
+        for applies, message in self._refused():
+            if applies:
                 raise ValueError(message)
         if self.cautious_decay:
-            object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
+            object.__setattr__(self, "rule", replace(self.rule, decay_mode="cautious"))
 
     def _refused(self) -> Sequence[tuple[bool, str]]:
         """Returns the combinations of options that are refused: whether one is given, and the message."""
@@ -120,8 +120,8 @@ class StepOptions:
                 "ClipByLayer or BalancedLR",
             ),
             (
-                self.cautious_decay and self.rule.decay == "coupled",
-                f"cautious_decay=True is not for {self.optimizer}, since {self.optimizer} adds weight decay to the "
+                self.cautious_decay and self.rule.decay_mode == "coupled",
+                f"cautious_decay=True is not for {self.class_name}, since {self.class_name} adds weight decay to the "
                 "gradient and not to the step: use AdamW or Lion, or omit it",
             ),
             (
@@ -131,7 +131,7 @@ class StepOptions:
             ),
             (
                 scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias),
-                f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not",
+                f"scaling={scaling!r}: {self.class_name} has no moments whose bias could be corrected or not",
             ),
             (
                 scaling is not None and scaling.retraction is not None and self.rescale_weights is not False,
@@ -139,14 +139,14 @@ class StepOptions:
                 "after the step; choose one",
             ),
             (
-                self.in_backward and self.needs_totals != "",
-                f"{self.needs_totals} does not go with steps during backward, since it needs "
+                self.in_backward and self.totals_option != "",
+                f"{self.totals_option} does not go with steps during backward, since it needs "
                 f"{'all gradients' if needs_gradients else 'the norms of all weights'} before the first parameter is "
                 f"stepped: {'omit it' if self.clip_global_norm is None else 'use scaling=ClipByLayer(max_norm)'}",
             ),
             (
-                self.is_part and self.needs_totals != "",
-                f"{self.needs_totals} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
+                self.is_part and self.totals_option != "",
+                f"{self.totals_option} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
                 "weights of all processes, and each process has a part of them. Clip with "
                 "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard",
             ),
@@ -181,7 +181,7 @@ class StepOptions:
         return retraction is not None and retraction.fixed
 
     @cached_property
-    def needs_totals(self) -> str:
+    def totals_option(self) -> str:
         """The option that needs sums over all layers before the step, or "" for none."""
         if self.clip_global_norm is not None:
             return f"clip_global_norm={self.clip_global_norm}"

@@ -9,9 +9,9 @@ from torch import Tensor
 from fused_lwlr.kernels import STEP_STATISTICS, Factors, Gate, Hyper, Retraction, Scale
 from fused_lwlr.kernels.step_arguments import FACTOR
 from fused_lwlr.kernels.tensors import joined, upload, uploaded
+from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plan import Plan
-from fused_lwlr.shards import Completion
+from fused_lwlr.shards import ShardReducer
 
 
 def ignored(norm: Tensor) -> Tensor:
@@ -27,11 +27,11 @@ DIRECTION = Scale(ignored, "direction", retraction=Retraction(fixed=False))
 
 def measure(
     options: StepOptions,
-    plans: Sequence[Plan],
+    plans: Sequence[LaunchPlan],
     hyper: Sequence[Hyper],
     norms: Scale,
     gates: Sequence[Gate],
-    completion: Completion,
+    reducer: ShardReducer,
 ) -> list[Tensor]:
     """Returns for each plan the statistics of every row, over all processes.
 
@@ -41,22 +41,22 @@ def measure(
         plan.backend.step(options.rule, plan.table, hyper, norms, gate, write=False)
         for plan, gate in zip(plans, gates, strict=True)
     ]
-    kept = joined([plan.stepped() | plan.counts_for_max_norm for plan in plans])
-    sums = completion.sum(torch.where(kept[:, None], joined(found), 0.0))
+    kept = joined([plan.stepped_on_device() | plan.counts_for_max_norm for plan in plans])
+    sums = reducer.sum(torch.where(kept[:, None], joined(found), 0.0))
     return list(sums.split([len(plan.table.rows) for plan in plans]))
 
 
 def factors_of(
-    options: StepOptions, plan: Plan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], scale: Scale
+    options: StepOptions, plan: LaunchPlan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], scale: Scale
 ) -> Factors:  # fmt: skip
     """Returns the factors of a plan, and sets the statistics of its step, from its sums over all processes."""
     sums = sums.to(plan.device)
     of_row = uploaded(torch.from_numpy(plan.table.hyper_index), plan.device)
     multipliers = torch.tensor([row.multiplier for row in plan.table.rows], dtype=sums.dtype, device="cpu")
     lr = as_tensor([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
-    weight_decay = as_tensor([h.decay for h in hyper], sums)[of_row]
+    weight_decay = as_tensor([h.applied_decay for h in hyper], sums)[of_row]
     radii = plan.table.radii().double() if options.on_spheres else None
-    rho = scale.finalize(sums, plan.scaled & plan.stepped(), gate.clip, lr, weight_decay, radii)
+    rho = scale.finalize(sums, plan.scaled & plan.stepped_on_device(), gate.clip, lr, weight_decay, radii)
     plan.statistics = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
     return Factors(sums[:, FACTOR], scale.target, rho)
 

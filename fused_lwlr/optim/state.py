@@ -13,7 +13,7 @@ from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.layer_options import Entry, Groups, labels_of, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.optim.validate import misfit
+from fused_lwlr.optim.validate import mismatch
 from fused_lwlr.shards import local
 
 OPTIONAL = frozenset((MASTER, EMA, RADIUS))
@@ -22,8 +22,8 @@ REPAIR = "delete or replace it, or let optimizer.load_state_dict(optimizer.state
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A parameter of an optimizer, whose state it finds, checks and makes.
+class StateSpec:
+    """The state that a parameter of an optimizer must have: it finds, checks and makes it.
 
     Attributes:
         options: of the optimizer.
@@ -74,18 +74,18 @@ class Slot:
         return (*options.rule.columns(group), *(name for name, is_needed in needed.items() if is_needed))
 
     @property
-    def stale(self) -> frozenset[str]:
+    def unused(self) -> frozenset[str]:
         """The entries that the parameter must not have: no step would maintain them."""
         return OPTIONAL.difference(self.names)
 
-    def misfit(self, name: str, value: Any, *, copied: bool = False) -> str:
+    def mismatch(self, name: str, value: Any, *, copied: bool = False) -> str:
         """Returns why a value cannot be an entry of the state; "" if it can.
 
         If it is `copied` before a step, its device and precision may differ.
         """
         if name == RADIUS:
-            return _radius_misfit(self.param, value, len(self.slices), copied=copied)
-        problem = misfit(value, self.param, copied=copied)
+            return _radius_mismatch(self.param, value, len(self.slices), copied=copied)
+        problem = mismatch(value, self.param, copied=copied)
         if not problem and not copied and name == EMA and value.dtype != average_dtype(self.param):
             return f"is {value.dtype}, but must be {average_dtype(self.param)}"
         return problem
@@ -94,7 +94,7 @@ class Slot:
         """Returns whether the parameter has all of its state, and took its first step."""
         if self._was_skipped(state) or ((self.on_device or self.options.rule.counts_steps) and "step" not in state):
             return False
-        return not any(self.misfit(name, state.get(name)) for name in self.names)
+        return not any(self.mismatch(name, state.get(name)) for name in self.names)
 
     def entries(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Returns the entries with which the parameter is stepped, and its step count on the host.
@@ -108,7 +108,7 @@ class Slot:
             if state.get(name) is None:
                 if name != RADIUS:
                     entries[name] = _new_entry(self.options, self.param, name, state)
-            elif problem := self.misfit(name, state[name]):
+            elif problem := self.mismatch(name, state[name]):
                 raise ValueError(f"{name!r} in the state of {self.label} {problem}: {REPAIR}")
             else:
                 entries[name] = state[name]
@@ -144,26 +144,26 @@ class Slot:
             raise ValueError(f"'step' in the state of {self.label} {error}") from None
 
 
-def slots_of(options: StepOptions, groups: Groups) -> list[Slot]:
-    """Returns all parameters in order."""
+def state_specs(options: StepOptions, groups: Groups) -> list[StateSpec]:
+    """Returns the state that each parameter must have, in the order of the parameters."""
     on_device = options.counts_on_device(groups)
     return [
-        Slot(options, group, index, name, group_index, on_device)
+        StateSpec(options, group, index, name, group_index, on_device)
         for group_index, (group, labels) in enumerate(zip(groups, labels_of(groups), strict=True))
         for index, name in enumerate(labels)
     ]
 
 
-def drop_stale(options: StepOptions, groups: Groups, states: Any) -> None:
+def drop_unused(options: StepOptions, groups: Groups, states: Any) -> None:
     """Removes the entries that no step would maintain, also of parameters without a gradient."""
-    for slot in slots_of(options, groups):
-        if not OPTIONAL.isdisjoint(states.get(slot.param, ())):
-            for name in slot.stale:
-                states[slot.param].pop(name, None)
+    for spec in state_specs(options, groups):
+        if not OPTIONAL.isdisjoint(states.get(spec.param, ())):
+            for name in spec.unused:
+                states[spec.param].pop(name, None)
 
 
-def _radius_misfit(param: Tensor, value: Any, rows: int, *, copied: bool) -> str:
-    """Returns why a value cannot be the radii of this number of rows of a parameter, see `Slot.misfit`."""
+def _radius_mismatch(param: Tensor, value: Any, rows: int, *, copied: bool) -> str:
+    """Returns why a value cannot be the radii of this number of rows of a parameter, see `StateSpec.mismatch`."""
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return f"must be a tensor of norms, not {value!r:.80}"
     if value.shape != (rows,):

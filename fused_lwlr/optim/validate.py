@@ -25,7 +25,7 @@ BLIND_MODES = {
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
 EDITABLE = tuple(name for name in names_of("group") if name != "layers")
-"""The options of param groups that may change between two steps. New plans check `layers`."""
+"""The options of param groups that may change between two steps. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
 """The types of options that schedulers or users may edit in place."""
 
@@ -41,7 +41,7 @@ def _placement(tensor: Any) -> str:
     return f"placed as {tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
 
 
-def misfit(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
+def mismatch(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
     """Returns why a gradient or an entry of the state does not fit its parameter; "" if it does.
 
     If it is `copied` before a step, its device and precision may differ.
@@ -93,7 +93,7 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     params = group.get("params")
     if isinstance(params, list) and params and isinstance(params[0], str):
         # the keys of a dict: of a param group that is not in a list, or of named parameters
-        fix = f"put the param group into a list, {options.optimizer}([group])"
+        fix = f"put the param group into a list, {options.class_name}([group])"
         if "params" not in params:
             fix = "pass model.named_parameters(), or the items() of a dict of parameters"
         raise TypeError(f"params contains the string {params[0]!r}: {fix}")
@@ -107,7 +107,7 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
         if value != getattr(options, name):
             raise ValueError(
                 f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
-                f"to {options.optimizer}(...)"
+                f"to {options.class_name}(...)"
             )
     options.check_fused(group.get("fused"))
     # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
@@ -132,8 +132,9 @@ def check_edits(options: StepOptions, groups: Groups, before: Sequence[Any]) -> 
         ValueError: an option is out of range.
     """
     now = [value for group in groups for value in map(group.get, EDITABLE)]
+    known = len(before)
     for i, value in enumerate(now):
-        if i < len(before) and value is before[i] and type(value) not in MUTABLE:
+        if i < known and value is before[i] and type(value) not in MUTABLE:
             continue
         group, name = groups[i // len(EDITABLE)], EDITABLE[i % len(EDITABLE)]
         if name in group and not (isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)):
@@ -168,7 +169,7 @@ def check_gradients(options: StepOptions, groups: Groups) -> None:
             if param.grad is None:
                 continue
             label, fused = f"parameter {name!r}", options.fused or group.get("fused")
-            problem = _problem_of(options.optimizer, label, param, fused=bool(fused))
+            problem = _problem_of(options.class_name, label, param, fused=bool(fused))
             if not problem and id(param) in seen:
                 problem = f"{label} is in its group twice: one launch would step it twice at once"
             if problem:
@@ -196,7 +197,7 @@ def _problem_of(optimizer: str, label: str, param: Tensor, *, fused: bool) -> st
     # state that is made for the step would be read from it
     if is_freed(local(param)):
         return f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
-    problem = misfit(grad, param)
+    problem = mismatch(grad, param)
     if problem:
         fix = "set .grad to a tensor of the parameter's shape, dtype, device and placements"
         return f"the gradient of {label} {problem}: {fix}"

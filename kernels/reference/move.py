@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fused_lwlr.kernels.rules.base import Decay, Quotient, cautious
+from fused_lwlr.kernels.rules.base import DecayMode, Quotient, cautious
 
 Factor = float | Tensor
 """The number 1, or a tensor of no dimension."""
@@ -13,7 +13,7 @@ def times(tensor: Tensor, factor: Factor) -> Tensor:
     return tensor * factor.to(tensor.dtype) if isinstance(factor, Tensor) else tensor
 
 
-def whole_direction(decay: Decay, w: Tensor, d: Tensor | Quotient, weight_decay: float) -> Tensor:
+def decayed_direction(decay: DecayMode, w: Tensor, d: Tensor | Quotient, weight_decay: float) -> Tensor:
     """Returns all that lr multiplies, decay included."""
     d = d if isinstance(d, Tensor) else d.numerator / d.correction / d.denominator
     if decay == "cautious":
@@ -22,18 +22,20 @@ def whole_direction(decay: Decay, w: Tensor, d: Tensor | Quotient, weight_decay:
     return d.add(w, alpha=weight_decay) if decay == "decoupled" else d
 
 
-def moved(decay: Decay, w: Tensor, d: Tensor | Quotient, lr: float, weight_decay: float, ratio: Factor) -> Tensor:
+def apply_update(
+    decay: DecayMode, w: Tensor, d: Tensor | Quotient, lr: float, weight_decay: float, factor: Factor
+) -> Tensor:
     """Moves a weight by lr times a direction and its factor, with weight decay that is not coupled."""
-    ratio = ratio.to(w.dtype) if isinstance(ratio, Tensor) else ratio
+    factor = factor.to(w.dtype) if isinstance(factor, Tensor) else factor
     if decay == "coupled":
-        return w.add_(times(whole_direction(decay, w, d, weight_decay), ratio), alpha=-lr)
+        return w.add_(times(decayed_direction(decay, w, d, weight_decay), factor), alpha=-lr)
     if decay == "cautious":
-        return w.sub_(whole_direction(decay, w, d, weight_decay) * (lr * ratio))
+        return w.sub_(decayed_direction(decay, w, d, weight_decay) * (lr * factor))
     if weight_decay != 0:
-        w.mul_(1 - lr * ratio * weight_decay)
+        w.mul_(1 - lr * factor * weight_decay)
     if isinstance(d, Tensor):
-        return w.sub_(d * (lr * ratio))
-    rate = ratio * (lr / d.correction)
+        return w.sub_(d * (lr * factor))
+    rate = factor * (lr / d.correction)
     # one pass where the rate is a number, and not of no dimension
     if isinstance(rate, float):
         return w.addcdiv_(d.numerator, d.denominator, value=-rate)

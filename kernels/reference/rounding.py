@@ -15,10 +15,10 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def key_of(seed: int, noise: int, steps: Tensor) -> Tensor:
-    """Returns the key of the noise of a row: a hash of the seed, `Row.noise` and the number of steps taken."""
+def key_of(seed: int, layer_index: int, steps: Tensor) -> Tensor:
+    """Returns the key of the noise of a row: a hash of the seed, `Row.layer_index` and the number of steps taken."""
     key = mix(torch.full_like(steps, seed & 0xFFFFFFFF, dtype=torch.int64))
-    return mix(mix(key ^ steps.to(torch.int64)) ^ noise)
+    return mix(mix(key ^ steps.to(torch.int64)) ^ layer_index)
 
 
 def position_of(param: Tensor) -> Tensor:

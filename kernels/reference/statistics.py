@@ -6,7 +6,7 @@ from torch import Tensor
 from fused_lwlr.kernels.reference.move import times
 from fused_lwlr.kernels.step_arguments import Gate
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.tensors import sum_dtype, wide
+from fused_lwlr.kernels.tensors import sum_dtype, to_float32
 
 
 @torch.no_grad()
@@ -32,8 +32,8 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     for values, (row, (param, gradient)) in zip(out, table.views("param", "grad"), strict=True):
         if param.numel() == 0 or (gradient is None and not row.power):
             continue
-        w = wide(param) if weight else torch.zeros_like(wide(param))
-        g = times(torch.zeros_like(w) if gradient is None or not grad else wide(gradient), unscale)
+        w = to_float32(param) if weight else torch.zeros_like(to_float32(param))
+        g = times(torch.zeros_like(w) if gradient is None or not grad else to_float32(gradient), unscale)
         sums = (g.abs(), g.square(), w.square(), g * w if weight else w, ~g.isfinite())
         abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
         values.copy_(torch.stack((abs_sum, sq_sum, nonfinite, weight_sq_sum, g.abs().amax().to(dtype), dot)))

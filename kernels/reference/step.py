@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.reference.move import Factor, moved, times, whole_direction
+from fused_lwlr.kernels.reference.move import Factor, apply_update, decayed_direction, times
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.rules.base import Hyper, Rule
 from fused_lwlr.kernels.step_arguments import (
@@ -23,10 +23,10 @@ from fused_lwlr.kernels.step_arguments import (
     ScaleTarget,
 )
 from fused_lwlr.kernels.table import Row, Table
-from fused_lwlr.kernels.tensors import HALF, sum_dtype, wide
+from fused_lwlr.kernels.tensors import HALF, sum_dtype, to_float32
 
 
-class Shared(NamedTuple):
+class StepContext(NamedTuple):
     """The arguments of a step that all rows share."""
 
     rule: Rule
@@ -37,7 +37,7 @@ class Shared(NamedTuple):
 
     def working_copy(self, tensor: Tensor) -> Tensor:
         """Returns a tensor for the computation: in float32 for half precision, a copy if the step may be skipped."""
-        result = wide(tensor)
+        result = to_float32(tensor)
         return result if (self.write and self.gate.skipped is None) or result is not tensor else result.clone()
 
 
@@ -67,14 +67,14 @@ def step(
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
         write: False changes nothing, and only returns statistics.
-        rounding_seed: rounds half precision up or down at random, by the seed, `Row.noise`, the step count and the
-            position, so that expectations are exact.
+        rounding_seed: rounds half precision up or down at random, by the seed, `Row.layer_index`, the step count and
+            the position, so that expectations are exact.
 
     Returns:
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
         `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
-    shared = Shared(rule, scale, gate or Gate(), write, rounding_seed)
+    context = StepContext(rule, scale, gate or Gate(), write, rounding_seed)
     statistics = radii = retraction = None
     if isinstance(scale, Scale):
         device, retraction = table.columns["param"][0].device, scale.retraction
@@ -90,16 +90,16 @@ def step(
             steps, ema, row = None, None, row._replace(scaled=False)
         h, count = hyper[table.hyper_index[i]], table.steps.item(row.tensor) if steps is None else steps
         read = param, grad, master_weight, *stored
-        w, results = new_values(shared, row, i, h, count, read, statistics, radii)
+        w, results = new_values(context, row, i, h, count, read, statistics, radii)
         if write:
-            _store_row(shared, row.noise, steps, (param, master_weight, *stored), (w, w, *results))
+            _store_row(context, row.layer_index, steps, (param, master_weight, *stored), (w, w, *results))
             if ema is not None:
                 weight = param if master_weight is None else master_weight
-                _store(ema, shared.working_copy(ema).lerp_(wide(weight), 1 - h.ema), shared.gate.skipped)
+                _store(ema, context.working_copy(ema).lerp_(to_float32(weight), 1 - h.ema), context.gate.skipped)
     for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
         # all rows of a tensor need the count before this step
         if write and steps is not None and grad is not None:
-            _store(steps, steps + 1, shared.gate.skipped)
+            _store(steps, steps + 1, context.gate.skipped)
     return statistics if statistics is None or retraction else statistics[:, : len(STEP_STATISTICS)]
 
 
@@ -109,7 +109,14 @@ def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
 
 
 def new_values(
-    shared: Shared, row: Row, index: int, h: Hyper, count: Any, tensors: Sequence[Any], statistics: Any, radii: Any
+    context: StepContext,
+    row: Row,
+    index: int,
+    h: Hyper,
+    count: Any,
+    tensors: Sequence[Any],
+    statistics: Any,
+    radii: Any,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Returns the new weight and the new states of a row, before they are rounded.
 
@@ -119,61 +126,61 @@ def new_values(
         statistics: receives the statistics of the row, [rows, 8]; None without a `Scale`.
         radii: R of each row for a `Retraction` that is fixed, or None.
     """
-    rule, scale = shared.rule, shared.scale
+    rule, scale = context.rule, context.scale
     param, grad, master_weight, *stored = tensors
-    lr, weight_decay = float(h.lr) * row.multiplier, float(h.decay)
-    w = shared.working_copy(param)
+    lr, weight_decay = float(h.lr) * row.multiplier, float(h.applied_decay)
+    w = context.working_copy(param)
     if master_weight is not None:
         # the exact weight of the elements that it still rounds to
         w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
-    states = [None if state is None else shared.working_copy(state) for state in stored]
-    g = times(torch.zeros_like(w) if grad is None else wide(grad), shared.gate.unscale)
+    states = [None if state is None else context.working_copy(state) for state in stored]
+    g = times(torch.zeros_like(w) if grad is None else to_float32(grad), context.gate.unscale)
     s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
     rho: Factor = 1.0
     if isinstance(scale, Factors):
         s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
     elif scale is not None:
         sums = statistics[index]
-        numbers = shared.gate.clip, lr, weight_decay, None if radii is None else radii[index]
-        weight = w if scale.target == "direction" else wide(param)
+        numbers = context.gate.clip, lr, weight_decay, None if radii is None else radii[index]
+        weight = w if scale.target == "direction" else to_float32(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
         if scale.target != "direction":
             s[scale.target], rho = _factors(scale, sums, row, *numbers)
-    g = times(times(g, shared.gate.clip), s["gradient"])
+    g = times(times(g, context.gate.clip), s["gradient"])
     g = -g if h.maximize else g
-    if rule.decay == "coupled" and weight_decay != 0:
+    if rule.decay_mode == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
     reference = rule.reference or partial(_by_formula, rule)
     d, results = reference(h.numbers, w, times(g, s["decayed"]), states, count)
     if isinstance(scale, Scale) and scale.target == "direction":
-        whole = whole_direction(rule.decay, w, d, weight_decay)
+        whole = decayed_direction(rule.decay_mode, w, d, weight_decay)
         sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
         s["direction"], rho = _factors(scale, sums, row, *numbers)
-    w = moved(rule.decay, w, d, lr, weight_decay, s["direction"])
+    w = apply_update(rule.decay_mode, w, d, lr, weight_decay, s["direction"])
     if row.power:
         # the first state is the momentum
         momentum, *others = results
-        shrink = shared.gate.shrink**row.power
+        shrink = context.gate.shrink**row.power
         w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
     return times(w, rho), list(results)
 
 
 def _store_row(
-    shared: Shared, noise: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
+    context: StepContext, layer_index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
 ) -> None:
     """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
-    param, seed = stored[0], shared.rounding_seed
+    param, seed = stored[0], context.rounding_seed
     if steps is None:
-        steps = torch.as_tensor(shared.gate.shrink, dtype=torch.float32, device=param.device) * STEPS_OF_SHRINK
+        steps = torch.as_tensor(context.gate.shrink, dtype=torch.float32, device=param.device) * STEPS_OF_SHRINK
     for i, (tensor, result) in enumerate(zip(stored, computed, strict=True)):
         if tensor is None or result is None:
             continue
         if seed is not None and tensor.dtype in HALF:
             # each tensor has its own noise, with number 0 for the parameter. A state with other strides uses the
             # positions of its parameter, too
-            key = key_of(seed, noise, steps)
+            key = key_of(seed, layer_index, steps)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
-        _store(tensor, result, shared.gate.skipped)
+        _store(tensor, result, context.gate.skipped)
 
 
 def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.formula import divide, double_number, lerp, maximum_or_nan, number, power, single, sqrt, where
 from fused_lwlr.kernels.rules.base import Quotient, Rule, States
-from fused_lwlr.kernels.tensors import sum_dtype, wide
+from fused_lwlr.kernels.tensors import sum_dtype, to_float32
 
 ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
 EXACT_BETA1, EXACT_BETA2 = 4, 6
@@ -62,7 +62,7 @@ def reference(
     t = (steps.to(sum_dtype(steps.device)) if isinstance(steps, Tensor) else steps) + 1
     m.lerp_(g, numbers[ONE_MINUS_BETA1])
     v.mul_(numbers[BETA2]).addcmul_(g, g, value=numbers[ONE_MINUS_BETA2])
-    u = None if u is None else torch.maximum(wide(u), v)
+    u = None if u is None else torch.maximum(to_float32(u), v)
     correction1, correction2 = (1 - double_number(numbers, at) ** t for at in (EXACT_BETA1, EXACT_BETA2))
     denom = ((v if u is None else u).sqrt() / correction2**0.5).add_(numbers[EPS])
     return Quotient(m, correction1, denom), (m, v, u)

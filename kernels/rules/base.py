@@ -16,7 +16,7 @@ from fused_lwlr.kernels.step_arguments import ScaleTarget
 
 Number = float | Tensor
 """A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
-Decay = Literal["coupled", "decoupled", "cautious"]
+DecayMode = Literal["coupled", "decoupled", "cautious"]
 States = Sequence[Tensor | None]
 
 
@@ -29,7 +29,7 @@ class Hyper(NamedTuple):
         d ← d + λ · w, where d · w ≥ 0               cautious decay
         w ← (w · (1 − lr · η · s · λ) − lr · η · s · d) / Ŵᵖ      λ = 0 here, except with decoupled decay
 
-    with λ = `decay`. s is the factor of the scaling in the line of its target, and 1 in the other two.
+    with λ = `applied_decay`. s is the factor of the scaling in the line of its target, and 1 in the other two.
 
     Attributes:
         lr: the learning rate.
@@ -49,7 +49,7 @@ class Hyper(NamedTuple):
     numbers: tuple[float, ...] = ()
 
     @property
-    def decay(self) -> Number:
+    def applied_decay(self) -> Number:
         """The weight decay λ that the step applies."""
         return self.weight_decay * (self.decay_factor + self.decay_per_lr * self.lr)
 
@@ -84,8 +84,8 @@ class Rule:
         reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
             `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
         adaptive: whether the length of the step does not depend on the length of the gradient.
-        decay: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step where it
-            does not act against it.
+        decay_mode: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step
+            where it does not act against it.
         counts_steps: whether every parameter has a step count, on the host too.
         corrects_bias: whether the numbers depend on `bias_correction`.
         rescale_only: a hyper row that changes neither the weight nor the state, if weights can be rescaled.
@@ -100,7 +100,7 @@ class Rule:
     coefficients: Callable[..., Any] = _no_coefficients
     reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
     adaptive: bool = False
-    decay: Decay = "decoupled"
+    decay_mode: DecayMode = "decoupled"
     counts_steps: bool = False
     corrects_bias: bool = False
     rescale_only: Hyper | None = None
@@ -109,7 +109,7 @@ class Rule:
     @property
     def scale_targets(self) -> tuple[ScaleTarget, ...]:
         """The targets at which a `Scale` can act."""
-        return ("gradient", "decayed", "direction") if self.decay == "coupled" else ("gradient", "direction")
+        return ("gradient", "decayed", "direction") if self.decay_mode == "coupled" else ("gradient", "direction")
 
     def columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the state columns that parameters have with these options of a param group."""

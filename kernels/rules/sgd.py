@@ -30,10 +30,10 @@ def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
 def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-untyped-def]
     """The formula above. `coefficients` multiply the buffer and its gradient."""
     (momentum_buffer,) = states
-    decay, gain = coefficients
+    momentum_now, gain_now = coefficients
     momentum, nesterov = number(numbers, MOMENTUM), number(numbers, NESTEROV) != 0
     g = number(numbers, GRADIENT_GAIN) * g
-    momentum_buffer = decay * momentum_buffer + gain * g
+    momentum_buffer = momentum_now * momentum_buffer + gain_now * g
     d = where(nesterov, g + momentum * momentum_buffer, momentum_buffer)
     return where(present[0], d, g), (momentum_buffer,)
 
@@ -70,7 +70,7 @@ SGD = Rule(
     update=update,
     coefficients=coefficients,
     reference=reference,
-    decay="coupled",
+    decay_mode="coupled",
     rescale_only=Hyper(lr=0.0, numbers=(1.0, 0.0, 0.0, 0.0)),
     # two multiplications for each element: memory alone decides
     least_resident=10,

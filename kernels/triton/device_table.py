@@ -21,7 +21,7 @@ from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
 VERSION = attrgetter("_version")
-SINGLE = ("step", "radius")
+SCALAR_COLUMNS = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
 
@@ -47,7 +47,7 @@ class DeviceTable:
         float32  multipliers [P], coefficients [2, P], hyper rows [H, K]; padded to 16 bytes
         int64    numel [R], hyper index [R], first tile [R], flags [R]
         int64    addresses of step counts [R], of radii [R], and of columns [C, R]; 0 for an absent tensor
-        int64    numbers for noise [R]
+        int64    layer indices [R]
 
     Tiles of `tile` elements are numbered over all rows; flags are bits, see tile.py.
 
@@ -77,11 +77,11 @@ class DeviceTable:
         self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
         self._rescaled, self.rescales = table.power != 0, bool(table.power.any())
         scaled = np.array([row.scaled for row in table.rows])
-        self._flags_of_row = (SCALED.value * scaled) | (table.power << SHIFT.value)
-        names = (*SINGLE, *columns)
+        self._static_flags = (SCALED.value * scaled) | (table.power << SHIFT.value)
+        names = (*SCALAR_COLUMNS, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.itemsizes = {
-            name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
+            name: 0 if dtype is None or name in SCALAR_COLUMNS else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
         self.workspaces: dict[Any, Workspace] = {}
@@ -95,9 +95,9 @@ class DeviceTable:
         self.buffer = self._upload.buffer
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
-        numel, self._hyper_index, first, self._flags, *addresses, noise = staged
+        numel, self._hyper_index, first, self._staged_flags, *addresses, layer_index = staged
         self._addresses = dict(zip(names, addresses, strict=True))
-        numel[:], noise[:] = self.numel, [row.noise for row in table.rows]
+        numel[:], layer_index[:] = self.numel, [row.layer_index for row in table.rows]
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
         self.tiles = int(counts.sum())
@@ -112,10 +112,10 @@ class DeviceTable:
         self._copied: list[tuple[str, int, Tensor]] = []
         """The scratch tensors that have an active row, each with its column and number."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
-            self._scratch[name] = {} if name in SINGLE else scratch_of(table.columns[name], self._strides)
-            self._point(name, addresses_of(table.columns[name]))
+            self._scratch[name] = {} if name in SCALAR_COLUMNS else scratch_of(table.columns[name], self._strides)
+            self._set_addresses(name, addresses_of(table.columns[name]))
         # the addresses that a row has when it is stepped again
-        self._all_rows = {
+        self._addresses_when_stepped = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
@@ -132,10 +132,10 @@ class DeviceTable:
             self._hyper[:] = hyper.values.view(np.int32)
             self._coefficients[:] = hyper.coefficients
         capturing = table.capturable and is_capturing(self.buffer.device)
-        self._flags[:] = self._own_flags
+        self._staged_flags[:] = self._active_flags
         # replays do not check version counters
         if workspace is not None and workspace.versions is not None and not capturing:
-            self._flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
+            self._staged_flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
         used = [*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())] if capturing else None
         self._upload.send(capturable=table.capturable, used=used)
 
@@ -145,16 +145,16 @@ class DeviceTable:
             self._changes = table.changes
             self._activate(table.has_grad)
             # also for absent gradients
-            self._scratch["grad"] = scratch_of(table.examples(table.columns["grad"]), self._strides)
+            self._scratch["grad"] = scratch_of(table.gradients_or_placeholders(table.columns["grad"]), self._strides)
             self._copied = [
                 (name, index, scratch)
                 for name, tensors in self._scratch.items()
                 for index, scratch in tensors.items()
                 if self._active_params[index] and table.columns[name][index] is not None
             ]
-        self._point("grad", table.grad_addresses)
+        self._set_addresses("grad", table.grad_addresses)
 
-    def _point(self, name: str, addresses: np.ndarray | Sequence[int]) -> None:
+    def _set_addresses(self, name: str, addresses: np.ndarray | Sequence[int]) -> None:
         """Sets the addresses of a column's rows. An address of a tensor is 0 if the tensor is absent or empty."""
         found = np.array(addresses, dtype=np.int64)
         for i, tensor in self._scratch[name].items():
@@ -173,10 +173,10 @@ class DeviceTable:
         self._active_params = has_grad.copy()
         self._active_params[self._tensor[self._rescaled]] = True
         self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
-        for name, addresses in self._all_rows.items():
+        for name, addresses in self._addresses_when_stepped.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
         # a row that is only rescaled has no factor
-        self._own_flags = np.where(stepped, self._flags_of_row, self._flags_of_row & ~SCALED.value)
+        self._active_flags = np.where(stepped, self._static_flags, self._static_flags & ~SCALED.value)
         for kernel in self.kernels.values():
             kernel.items = None
 
@@ -234,16 +234,3 @@ class DeviceTable:
             yield from workspace.tensors
         for scratch in self._scratch.values():
             yield from scratch.values()
-
-
-def device_table_of(
-    table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int
-) -> DeviceTable:  # fmt: skip
-    """Returns the device table of a table for these columns; a new one if hyper rows have another shape.
-
-    `tile` returns the elements of a tile of a new device table.
-    """
-    found: DeviceTable | None = table.device_tables.get(columns)
-    if found is None or found.hyper_shape != hyper_shape:
-        found = table.device_tables[columns] = DeviceTable(table, columns, hyper_shape, tile)
-    return found

@@ -50,7 +50,7 @@ def read_number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl
 
 @triton.jit
 def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
-    """The weight decay of a hyper row, as `Hyper.decay`; if all numbers are on the host, it is in the row."""
+    """The weight decay of a hyper row, as `Hyper.applied_decay`; if all numbers are on the host, it is in the row."""
     value = read_number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
     if ON_DEVICE:
         per_lr = tl.load(hyper + DECAY_PER_LR) * read_number(hyper, LR, LR_ADDRESS, ON_DEVICE)
@@ -79,7 +79,7 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
             addresses.append((i, WEIGHT_DECAY_ADDRESS.value // 2, weight_decay))
             weight_decay, on_host = 0.0, False
         if on_host:
-            weight_decay, factor, per_lr = float(h.decay), 1.0, 0.0
+            weight_decay, factor, per_lr = float(h.applied_decay), 1.0, 0.0
         row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
         row += h.numbers
         # an even width, for the alignment of the addresses

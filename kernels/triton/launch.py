@@ -15,8 +15,8 @@ from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.tile import TRITON_DTYPES
 from fused_lwlr.kernels.triton.upload import is_capturing
 
-counters: Counter[str] = Counter()
-"""The number of "launches" since the last `counters.clear()`."""
+launch_counts: Counter[str] = Counter()
+"""The number of "launches" since the last `launch_counts.clear()`."""
 
 
 def is_native(device: torch.device) -> bool:
@@ -47,10 +47,11 @@ class Kernel:
             arguments of the launch, and last the compile-time arguments.
         items, args: of the first launch, see `launch`.
         registers: the maximum for a thread; on AMD the compiler chooses.
+        max_programs: the maximum of programs; without it there is one for each item.
         meta: compile-time arguments.
 
     Attributes:
-        meta: as given.
+        meta, max_programs: as given.
         items: the work of programs, int32 [n, 2], on the device; None when other rows became active.
         context: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.
@@ -67,6 +68,7 @@ class Kernel:
         args: Sequence[Any],
         *,
         registers: int,
+        max_programs: int | None = None,
         **meta: Any,
     ):
         if is_capturing(device_table.buffer.device):
@@ -74,7 +76,7 @@ class Kernel:
                 "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
                 "same options, types of learning rates and loss scale before the capture"
             )
-        self.meta, self.items = meta, items
+        self.meta, self.items, self.max_programs = meta, items, max_programs
         # does nothing for tensors on the CPU
         self.context = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         options = {"maxnreg": registers} if torch.version.hip is None else {}
@@ -105,24 +107,22 @@ def launch(
     kernel: Kernel,
     device_table: DeviceTable,
     args: Sequence[Any],
-    most_programs: int | None = None,
     *,
     counts: bool = False,
 ) -> None:
     """Runs a kernel once, and counts the launch. `args` are the arguments after the number of rows.
 
-    There is one program for each item, but at most `most_programs`. Without items nothing is launched, unless the
-    kernel `counts` steps: steps of empty parameters count, too.
+    Without items nothing is launched, unless the kernel `counts` steps: steps of empty parameters count, too.
     """
     items = kernel.items
     count = items.shape[0] or int(counts)
     if not count:
         return
-    programs = grid(count if most_programs is None else min(count, most_programs))
+    programs = grid(count if kernel.max_programs is None else min(count, kernel.max_programs))
     with kernel.context:
         kernel.run(programs, _arguments(device_table, items, args))
         keep(device_table)
-    counters["launches"] += 1
+    launch_counts["launches"] += 1
 
 
 def keep(table: DeviceTable) -> None:
@@ -138,7 +138,7 @@ def grid(programs: int) -> int:
     return programs
 
 
-def residents(device: torch.device, per_processor: int) -> int:
+def resident_programs(device: torch.device, per_processor: int) -> int:
     """Returns how many programs a device runs at once, with this number on a multiprocessor."""
     if device.type == "cuda":
         return per_processor * multi_processors(device)

@@ -41,7 +41,7 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 
 @triton.jit
 def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
-    """Adds a block to Σ|g|, Σg² and non-finite g, see `visit`; with a direction also to Σd², ⟨w, d⟩ and Σw².
+    """Adds a block to Σ|g|, Σg² and non-finite g, see `reduce_tile`; with a direction also to Σd², ⟨w, d⟩ and Σw².
 
     `scalars` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
     """
@@ -75,7 +75,7 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
 
 @triton.jit
 def add_weights(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
-    """Adds a block to Σw², see `visit`."""
+    """Adds a block to Σw², see `reduce_tile`."""
     w = load(at[PARAM], offs, stop, DTYPES[PARAM], FULL, "evict_last")
     return (sums[0] + fold(w * w, FULL),)
 

@@ -37,8 +37,8 @@ from fused_lwlr.kernels.triton.tile import (
     STEP_COUNT,
     entry,
     inverse_of,
+    reduce_tile,
     tile_of,
-    visit,
 )
 from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
@@ -85,7 +85,7 @@ def read_factors(
 
 
 @triton.jit
-def leave(counters, rows, addresses, skipped, STEP: tl.constexpr, SLOTS: tl.constexpr):
+def finish_launch(counters, rows, addresses, skipped, STEP: tl.constexpr, SLOTS: tl.constexpr):
     """Counts the step and resets the counters; the last program does this."""
     begin = 0
     while begin < rows:
@@ -127,7 +127,7 @@ def queue_kernel(
     DTYPES: tl.constexpr,  # see update.py
     STEP: tl.constexpr,  # dtype of step counts on the device, or None
     UPDATE: tl.constexpr,  # see `Rule.update`
-    DECAY: tl.constexpr,  # see `Rule.decay`
+    DECAY: tl.constexpr,  # see `Rule.decay_mode`
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
     WIDTH: tl.constexpr,  # numbers of a hyper row
@@ -171,7 +171,7 @@ def queue_kernel(
             # A direction loads all columns, so one block keeps enough loads in flight. `add_norms` needs a product,
             # but compilers drop a constant factor of 1: so the factor has the sign, which does not change norms.
             factor = unscale if DIRECTION else sign * unscale
-            sums = visit(
+            sums = reduce_tile(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
                 6 if DIRECTION else 3, DTYPES, RULE if DIRECTION else None, BLOCK, 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
@@ -184,7 +184,7 @@ def queue_kernel(
                 if known:
                     known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
                 if not known:
-                    squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, BLOCK, AT_ONCE)
+                    squares = reduce_tile(add_weights, at, aligned, stop, (), 1, DTYPES, None, BLOCK, AT_ONCE)
                     tl.store(weight_partials + slot, squares[0])
                     tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
             # loaded here and not before the loops, where they would take registers
@@ -207,14 +207,14 @@ def queue_kernel(
             )
             row_shrink = power(shrink, entry(addresses, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
             rate, factors_of_grad = lr * s_direction, (s_grad * (sign * unscale), s_decayed)
-            noise = entry(addresses, rows, row, COLUMNS + len(DTYPES))
+            layer_index = entry(addresses, rows, row, COLUMNS + len(DTYPES))
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
-            new_squares = visit(
+            new_squares = reduce_tile(
                 step_and_add, at, aligned, stop,
                 (
                     rate, rate * weight_decay_of(hyper, ON_DEVICE), factors_of_grad, coefficients,
                     rho if RETRACTS else row_shrink, row_shrink, hyper,
-                    None if seed is None else key_of(seed, noise, steps), start,
+                    None if seed is None else key_of(seed, layer_index, steps), start,
                 ),
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip
@@ -228,4 +228,4 @@ def queue_kernel(
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        leave(counters, rows, addresses, skipped, STEP if WRITE else None, SLOTS)
+        finish_launch(counters, rows, addresses, skipped, STEP if WRITE else None, SLOTS)

@@ -13,9 +13,9 @@ from triton import knobs
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
-from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, inverse_of, load, reduce_slots, tile_of, visit
+from fused_lwlr.kernels.triton.tile import NUMEL, entry, fold, inverse_of, load, reduce_slots, reduce_tile, tile_of
 from fused_lwlr.kernels.triton.work import tile_list
 
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
@@ -25,7 +25,7 @@ INDICES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
 
 @triton.jit
 def _add_block(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
-    """Adds a block to ACCUMULATORS, see `visit`. `scalars` is (1 / grad_scale,)."""
+    """Adds a block to ACCUMULATORS, see `reduce_tile`. `scalars` is (1 / grad_scale,)."""
     w = load(at[0], offs, stop, DTYPES[0], FULL, "")
     g = load(at[1], offs, stop, DTYPES[1], FULL, "") * scalars[0]
     magnitude = tl.abs(g)
@@ -66,7 +66,7 @@ def statistics_kernel(
         index = tl.load(items + 2 * tile + 1)
         start = index.to(tl.int64) * (BLOCK * PASSES)
         at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK * PASSES)
-        sums = visit(
+        sums = reduce_tile(
             _add_block, at, aligned, stop, (unscale,), 6, DTYPES, None, BLOCK,
             AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
         )  # fmt: skip
@@ -93,7 +93,10 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, ("param", "grad"), (0, 0), sizes.statistics_tile)
+    columns = ("param", "grad")
+    device_table = table.device_tables.get(columns)
+    if device_table is None:
+        device_table = table.device_tables[columns] = DeviceTable(table, columns, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
     workspace = device_table.workspace(
         "statistics",
@@ -111,7 +114,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         lambda: tile_list(device_table.active_numel, sizes.statistics_tile),
         lambda items: Kernel(
             statistics_kernel, device_table, items, arguments,
-            registers=constants.most_registers(constants.least_resident("statistics")), DTYPES=dtypes,
+            registers=constants.max_registers(constants.least_resident("statistics")), DTYPES=dtypes,
             BLOCK=sizes.block, PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots,
             num_warps=constants.WARPS,
         ),
@@ -121,7 +124,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
 
 
 # types instead of tensors, because modes and defaults of torch must not change the answer
-TYPES = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", None)
+PROBE_SIGNATURE = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", None)
 
 
 def problem_on_cpu() -> str | None:
@@ -135,4 +138,4 @@ def problem_on_cpu() -> str | None:
         "DTYPES": (tl.float32, tl.float32), "BLOCK": constants.CPU.block, "PASSES": constants.CPU.statistics_passes,
         "AT_ONCE": constants.CPU.at_once, "SLOTS": constants.CPU.statistics_slots,
     }  # fmt: skip
-    return problem(statistics_kernel, TYPES, meta)
+    return problem(statistics_kernel, PROBE_SIGNATURE, meta)

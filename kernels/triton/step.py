@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
+from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, max_registers
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.step_arguments import (
     FACTOR,
@@ -24,10 +24,10 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
-from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows, hyper_rows_of
-from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
+from fused_lwlr.kernels.triton.launch import Kernel, launch, resident_programs, sizes_of
 
 
 def step(*args: Any, **options: Any) -> Tensor | None:
@@ -48,8 +48,11 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     hyper_rows = hyper_rows_of(rule, hyper, more, table)
-    device, shape = table.columns["param"][0].device, hyper_rows.values.shape
-    device_table = device_table_of(table, columns_of(rule), shape, sizes_of(device).queue_tile)
+    device, columns, shape = table.columns["param"][0].device, columns_of(rule), hyper_rows.values.shape
+    device_table = table.device_tables.get(columns)
+    if device_table is None or device_table.hyper_shape != shape:
+        tile = sizes_of(device).queue_tile
+        device_table = table.device_tables[columns] = DeviceTable(table, columns, shape, tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
@@ -60,7 +63,7 @@ def prepare(
         lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block, short_first=True),
         lambda items: Kernel(
             update.step_kernel, device_table, items, (),
-            registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
+            registers=max_registers(rule.least_resident or least_resident("step", len(rule.states))),
             BLOCK=sizes_of(device).step_block, **_common(device_table, rule, hyper_rows),
         ),
     )  # fmt: skip
@@ -105,7 +108,7 @@ def _queued(
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
     device, least = device_table.buffer.device, least_resident("queue", len(rule.states))
-    programs, most = residents(device, least), residents(device, PER_PROCESSOR)
+    programs = resident_programs(device, least)
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, programs]
     key += map(type, arguments)
     if formula is not None:
@@ -114,7 +117,8 @@ def _queued(
     def make(items: Tensor) -> Kernel:
         sizes = sizes_of(device)
         return Kernel(
-            queue.queue_kernel, device_table, items, arguments, registers=most_registers(least),
+            queue.queue_kernel, device_table, items, arguments, registers=max_registers(least),
+            max_programs=resident_programs(device, PER_PROCESSOR),
             **_common(device_table, rule, hyper_rows), STEP=device_table.dtypes["step"], TARGET=target,
             FORMULA=formula and compiled(formula.formula), RETRACTION=retraction and tuple(retraction),
             ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
@@ -130,7 +134,7 @@ def _queued(
     )
 
     def take() -> Tensor | None:
-        launch(kernel, device_table, arguments, most, counts=write and device_table.dtypes["step"] is not None)
+        launch(kernel, device_table, arguments, counts=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.finish()
         if target not in (None, "direction"):
@@ -194,7 +198,7 @@ def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dic
     """Returns the compile-time arguments of both kernels."""
     dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
     return {
-        "DTYPES": dtypes, "UPDATE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": hyper_rows.on_device,
+        "DTYPES": dtypes, "UPDATE": rule_of(rule, dtypes), "DECAY": rule.decay_mode, "ON_DEVICE": hyper_rows.on_device,
         "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
     }  # fmt: skip
 

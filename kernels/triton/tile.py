@@ -16,7 +16,7 @@ THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
 NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
-"""Entries of a row in `addresses`, see `DeviceTable`; its columns follow from COLUMNS on, and then `Row.noise`."""
+"""Entries of a row in `addresses`, see `DeviceTable`; columns follow from COLUMNS on, and then `Row.layer_index`."""
 SCALED, KNOWN, SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 """The entry FLAGS: masks for `Row.scaled` and a known Σw², and the shift of p of Ŵᵖ."""
 
@@ -144,7 +144,7 @@ def total(sums, MAXIMUM: tl.constexpr):
 
 
 @triton.jit
-def visit(
+def reduce_tile(
     FUNCTION: tl.constexpr,  # see below
     at,  # addresses of the tile in each column
     aligned,  # whether all of them are multiples of ALIGNMENT

@@ -110,7 +110,7 @@ def step_block(
 
 @triton.jit
 def step_and_add(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
-    """Steps a block, and adds it to Σw² of the new weights, see `visit`. `scalars`: see `step_block`."""
+    """Steps a block, and adds it to Σw² of the new weights, see `reduce_tile`. `scalars`: see `step_block`."""
     w = step_block(at, offs, stop, scalars, DTYPES, RULE, FULL, "evict_first")
     return (sums[0] + fold(w * w, FULL),)
 
@@ -138,7 +138,7 @@ def step_kernel(
         at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK)
         hyper, rate, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
         decay = rate * weight_decay_of(hyper, ON_DEVICE)
-        # not `visit`, which takes more registers: here a tile is a single block
+        # not `reduce_tile`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:
             step_block(
                 at, tl.arange(0, BLOCK), stop,

@@ -99,7 +99,7 @@ def test_constants_are_set_before_kernels_are_imported():
         "step, tile, launch = (importlib.import_module('fused_lwlr.kernels.triton.' + name)\n"
         "    for name in ('step', 'tile', 'launch'))\n"
         "print(launch.GPU.block, step.WARPS, tile.TAIL.value, launch.GPU.queue_tile, launch.GPU.window,\n"
-        "    step.PER_PROCESSOR, step.most_registers(step.least_resident('queue', 1)))\n"
+        "    step.PER_PROCESSOR, step.max_registers(step.least_resident('queue', 1)))\n"
         "try: apply({})\n"
         "except RuntimeError as error: print(error)"
     )

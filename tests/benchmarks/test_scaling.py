@@ -18,7 +18,7 @@ from fused_lwlr.memory import is_addressable
 
 OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
 every_scaling = pytest.mark.parametrize("name", OPTIONS)
-BUILDERS = {"tile_list", "item_list", "schedule", "plans_of", "members_of"}
+BUILDERS = {"tile_list", "item_list", "schedule", "launch_plans_of", "members_of"}
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from fused_lwlr.kernels import RETRACTION_STATISTICS
 pytestmark = pytest.mark.ranks(4)
 # slices that begin and end within a shard, at its end, and in the same one
 SLICES = {"attn.qkv.weight[0:1]": 2.0, "attn.qkv.weight[1:3]": 0.5, "attn.qkv.weight[5:12]": 3.0, "conv.weight": 0.0}
-DOT = RETRACTION_STATISTICS.index("dot")
+DOT = RETRACTION_STATISTICS.index("direction_dot")
 DECAYS = {"*.bias": {"weight_decay": 0.0}, "attn.qkv.weight[1:3]": {"weight_decay": 3.0}}
 PLAIN = [
     ("sgd", {"nesterov": True}), ("sgd", {"momentum": 0.0}), ("adamw", {}),

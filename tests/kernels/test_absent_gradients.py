@@ -200,9 +200,9 @@ def test_only_rows_with_a_gradient_have_work():
     for chosen in ((3, 17, 18, 39), range(40)):
         assert table.accept_gradients(some(alike(table.columns["param"]), chosen))
         for scale in (None, LARS(select="*").scale(SGD)):
-            triton.counters.clear()
+            triton.launch_counts.clear()
             triton.step(SGD, table, HYPER["sgd"], scale)
-            assert triton.counters["launches"] == 1
+            assert triton.launch_counts["launches"] == 1
         [device_table] = [each for each in table.device_tables.values() if isinstance(each, DeviceTable)]
         [listed] = (kernel.items for kernel in device_table.kernels.values())
         assert {*listed[:, 0].tolist()} == {*chosen}

@@ -42,7 +42,7 @@ def check_statistics(table, found, expected, columns=RETRACTION_STATISTICS):
     weight, direction = (
         expected[rows, RETRACTION_STATISTICS.index(name)] for name in ("weight_sq_sum", "direction_sq_sum")
     )
-    size = {"dot": (weight * direction).sqrt(), "update_sq_sum": weight}
+    size = {"direction_dot": (weight * direction).sqrt(), "update_sq_sum": weight}
     for name in columns:
         mine, other = (values[rows, RETRACTION_STATISTICS.index(name)] for values in (found, expected))
         assert ((mine - other).abs() <= STATISTICS * (other.abs() + size.get(name, 0 * weight))).all(), name
@@ -102,7 +102,7 @@ def test_factors_that_are_known(operation, scale, dtype, device):
     measured = triton.step(RULES[operation], table, HYPER[operation], norms, write=False)
     equal(table, before, same)
     found = reference.step(RULES[operation], one, HYPER[operation], scale)
-    check_statistics(table, measured, found, ("weight_sq_sum", "direction_sq_sum", "dot"))
+    check_statistics(table, measured, found, ("weight_sq_sum", "direction_sq_sum", "direction_dot"))
     values = reference.step(RULES[operation], twin(before), HYPER[operation], scale)
     factor, weight, direction, dot = (values[:, i] for i in (4, 3, 5, 6))
     lr = torch.tensor([HYPER[operation][0].lr * row.multiplier for row in table.rows], device=device)

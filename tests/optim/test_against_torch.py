@@ -127,7 +127,7 @@ def test_groups_of_different_options_share_a_launch(name, backend, device):
     groups = [[{"params": [p], **o} for p, o in zip(t, special, strict=True)] for t in (named, expected)]
     ours = OURS[name](groups[0], **OPTIONS[name], backend=backend)
     torchs = TORCH[name](groups[1], **OPTIONS[name], foreach=False)
-    triton.counters.clear()
+    triton.launch_counts.clear()
     train((ours, torchs), (named, expected), STEPS)
-    assert triton.counters["launches"] == (STEPS if backend == "triton" else 0)
+    assert triton.launch_counts["launches"] == (STEPS if backend == "triton" else 0)
     compare(check_of(backend), ours, torchs, named, expected)

@@ -61,7 +61,7 @@ REFUSED = {
     # a graph has the launches of one device, so a replay would not step the other parameters
     "two devices": (
         {},
-        lambda ours, named: setattr(ours._last_plans[0].plans[0], "device", torch.device("cuda", 7)),
+        lambda ours, named: setattr(ours._last_plans[0].launch_plans[0], "device", torch.device("cuda", 7)),
         "parameters are on (cpu|cuda:0).*cuda:7.*one optimizer for each device",
     ),
     "betas": (

@@ -166,12 +166,12 @@ def test_another_order_of_layers(backend, device):
 def test_plans_are_kept(size, monkeypatch, device):
     made = []
 
-    class Counted(base.Plans):
+    class Counted(base.StepPlan):
         def __init__(self, *args):
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(base, "Plans", Counted)
+    monkeypatch.setattr(base, "StepPlan", Counted)
     sides = twins(ALL["adamw"], device, size=size, **OPTIONS["adamw"])[1:]
     train(sides, 1)
     buckets = len(made)
@@ -180,7 +180,9 @@ def test_plans_are_kept(size, monkeypatch, device):
     assert len(made) == buckets
     # members of one bucket only
     model, optimizer = sides[0]
-    stepped = [row.noise for each in optimizer._last_plans for plan in each.plans for row in plan.table.rows]
+    stepped = [
+        row.layer_index for each in optimizer._last_plans for plan in each.launch_plans for row in plan.table.rows
+    ]
     assert sorted(stepped) == [i for i, p in enumerate(model.parameters()) if optimizer.state.get(p)]
 
 

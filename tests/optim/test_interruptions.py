@@ -112,7 +112,7 @@ LAUNCHES = [
 def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch):
     """The first one, of the totals where steps are gated, or the one after it."""
     pairs = pair(name, backend, row, taken, device)
-    operations = [("statistics", interrupt)] if pairs[0].options.needs_totals else []
+    operations = [("statistics", interrupt)] if pairs[0].options.totals_option else []
     operations.append(("prepare", launch_interrupted))
     launches = []
 

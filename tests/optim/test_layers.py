@@ -54,9 +54,9 @@ def test_layers_are_param_groups(name, backend, more, device):
     options = {**OPTIONS[name], **(MORE[name] if more else {})}
     ours = ALL[name](named, **options, layers=layers_of(name, named), backend=backend)
     theirs = PLAIN[name](groups_of(name, expected, options), **options, foreach=False)
-    triton.counters.clear()
+    triton.launch_counts.clear()
     train((ours, theirs), (named, expected), 6)
-    assert triton.counters["launches"] == (6 if backend == "triton" else 0)
+    assert triton.launch_counts["launches"] == (6 if backend == "triton" else 0)
     plain = backend == "torch" and name != "lion"
     for (_, p), (_, q) in zip(named, expected, strict=True):
         (same if plain else partial(close, steps=6))(p.detach(), q.detach())

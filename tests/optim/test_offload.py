@@ -23,7 +23,7 @@ class LateStream:
         assert device.type == "cpu"
         self.queue, self.log, self.lock = [], [], threading.Lock()
 
-    def follow(self):
+    def wait_for_device(self):
         self.log.append("follow")
 
     def copy(self, pairs):
@@ -34,7 +34,7 @@ class LateStream:
         with self.lock:
             self.queue += pairs
 
-    def mark(self):
+    def record(self):
         self.log.append("mark")
         with self.lock:
             until = len(self.queue) and self.queue[-1]
@@ -45,7 +45,7 @@ class LateStream:
 
         return wait
 
-    def lead(self):
+    def make_device_wait(self):
         self.log.append("lead")
         self.run(None)
 
@@ -108,13 +108,13 @@ def named(model):
 
 def held(handle):
     """Buckets wait until the result is set, as where the CPU has other work."""
-    go, mark = threading.Event(), handle._stream.mark
+    go, mark = threading.Event(), handle._stream.record
 
     def late():
         arrived = mark()
         return lambda: (go.wait(30), arrived())
 
-    handle._stream.mark = late
+    handle._stream.record = late
     return go
 
 
@@ -213,15 +213,15 @@ def test_steps_run_beside_backward(device):
     optimizer = ALL["adamw"](named(model), lr=0.1)
     offload_to_cpu(model, optimizer, max_bytes=1)
     stepped, threads = threading.Event(), set()
-    step_by = optimizer.step_by
+    step_bucket = optimizer.step_bucket
 
     def noted(plans, params):
         threads.add(threading.current_thread())
-        result = step_by(plans, params)
+        result = step_bucket(plans, params)
         stepped.set()
         return result
 
-    optimizer.step_by = noted
+    optimizer.step_bucket = noted
     in_time = []
 
     def wait_for_a_step(_):
@@ -367,7 +367,7 @@ def test_a_checkpoint_after_backward_that_raises(order, stream, device):
         calls[name]()
     # all steps are taken, and all copies have landed
     optimizer.zero_grad()
-    handle._stream.lead()
+    handle._stream.make_device_wait()
     assert identical(model.state_dict(), weights)
     assert identical(saved(optimizer.state_dict()), saved(state))
 

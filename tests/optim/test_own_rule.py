@@ -149,7 +149,7 @@ def test_a_state_dict_resumes_bit_identically(options, backend, device):
 
 def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):
     class Coupled(Signum):
-        rule = Rule(name="coupled", states=SIGNUM.states, numbers=numbers, update=update, decay="coupled")
+        rule = Rule(name="coupled", states=SIGNUM.states, numbers=numbers, update=update, decay_mode="coupled")
 
     with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, since Coupled adds weight decay to"):
         Coupled(parameters([(3,)], torch.float32, device), cautious_decay=True)

@@ -29,12 +29,12 @@ def made(monkeypatch):
     """Records all plans that are made."""
     found = []
 
-    class Counted(base.Plans):
+    class Counted(base.StepPlan):
         def __init__(self, *args):
             super().__init__(*args)
             found.append(weakref.ref(self))
 
-    monkeypatch.setattr(base, "Plans", Counted)
+    monkeypatch.setattr(base, "StepPlan", Counted)
     return found
 
 

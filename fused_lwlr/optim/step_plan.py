@@ -1,4 +1,4 @@
-"""All plans of an optimizer: made for its parameters and options, kept while only gradients change, and stepped."""
+"""The plan of a step: made for parameters and options, kept while only gradients change, and stepped."""
 
 import math
 from collections.abc import Sequence
@@ -15,32 +15,32 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.table import POINTER
 from fused_lwlr.kernels.tensors import DOUBLE
-from fused_lwlr.optim.gate import SkipReport, decide
+from fused_lwlr.optim.gate import SkipReport, factors_and_gates
 from fused_lwlr.optim.hyper import hyper_row
+from fused_lwlr.optim.launch_plan import launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.plan import plans_of
-from fused_lwlr.optim.state import drop_stale
+from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
-from fused_lwlr.shards import Completion, completion_of, is_distributed, local
+from fused_lwlr.shards import ShardReducer, is_distributed, local, shard_reducer_of
 
 GRAD = attrgetter("grad")
 
 
-class Plans:
-    """The plans of an optimizer, or of one bucket of `step_in_backward`.
+class StepPlan:
+    """The plan of a step of an optimizer, or of one bucket of `step_in_backward`.
 
-    Members are all parameters that have a gradient or complete state when the plans are made, and all tensors that are
-    rescaled. When another parameter gets a gradient, new plans are needed.
+    Members are all parameters that have a gradient or complete state when the plan is made, and all tensors that are
+    rescaled. When another parameter gets a gradient, a new plan is needed.
 
     Args:
         options, groups, states: of the optimizer.
         bucket: the parameters of a bucket, each with a gradient; None for all parameters.
 
     Attributes:
-        plans: one for each combination of device and dtypes.
+        launch_plans: one for each combination of device and dtypes.
         options: the options of its steps.
 
     Raises:
@@ -52,17 +52,17 @@ class Plans:
         self.options, self._is_bucket = options, bucket is not None
         rescaled = options.rescale_weights
         # kept, so that no other tensor gets one of the ids in the key
-        self._targets = [] if rescaled is False else rescaled.targets()
+        self._rescaled = [] if rescaled is False else rescaled.rescaled_tensors()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
-        members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._targets)
+        members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_members(members)
-        self.plans = plans_of(options, members)
-        for plan in self.plans:
+        self.launch_plans = launch_plans_of(options, members)
+        for plan in self.launch_plans:
             plan.table.capturable = any(group["capturable"] for group in groups)
 
-        # in the order of the plans
-        self._members = [member for plan in self.plans for member in plan.members]
+        # in the order of the launch plans
+        self._members = [member for plan in self.launch_plans for member in plan.members]
         self._params = [member.param for member in self._members]
         # the largest numbers of hyper rows that stay finite when they are multiplied by η
         multipliers = [row.multiplier for member in members for row in member.rows]
@@ -71,33 +71,35 @@ class Plans:
             self._largest = math.inf
         self._distributed = any(map(is_distributed, self._params))
         # sums over the processes that share layers
-        self._completion: Completion | None = None
+        self._reducer: ShardReducer | None = None
         if self._distributed:
-            held = [(plan.members[row.tensor].param, row) for plan in self.plans for row in plan.table.rows]
-            self._completion = completion_of(held, self.plans[0].device)
+            held = [(plan.members[row.tensor].param, row) for plan in self.launch_plans for row in plan.table.rows]
+            self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
         # after the first step, see `_state_of`
         self._state: Any = None
         # `changes` of the tables in the last step, None before the first step
         self._last: list[int] | None = None
         self._choose_launches()
 
-    def take_gradients(
+    def accept_gradients(
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
-        """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
+        """Takes the gradients of the next step. Returns False if a new plan is needed. Arguments as of the class."""
         if self._state is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
         if self._state_of(states) != self._state:
             return False
-        grads: list[Any] = [member.grad for member in self._members] if self._targets else list(map(GRAD, self._params))
+        grads: list[Any] = (
+            [member.grad for member in self._members] if self._rescaled else list(map(GRAD, self._params))
+        )
         if self._distributed:
             if not all(param.grad is None or same_placement(param.grad, param) for param in self._params):
                 return False
             grads = list(map(local, grads))
         left, grads_left = iter(map(local, self._params) if self._distributed else self._params), iter(grads)
-        for plan in self.plans:
+        for plan in self.launch_plans:
             params, own = (list(islice(rest, len(plan.members))) for rest in (left, grads_left))
             if not (plan.table.has_params(params) and plan.table.accept_gradients(own)):
                 return False
@@ -119,10 +121,10 @@ class Plans:
         if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
             check_modes()
         hyper = [hyper_row(options, groups[number], layer, self._largest) for number, layer in self._hyper]
-        if self._targets:
+        if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
-        decisions, report = decide(options, plans, hyper, loss_scale, self._completion)
+        decisions, report = factors_and_gates(options, plans, hyper, loss_scale, self._reducer)
         seed = options.rounding_seed if options.stochastic_rounding else None
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
@@ -143,25 +145,25 @@ class Plans:
                 written = [member.param for member in self._members if member.is_written]
                 increment_version(list(filter(is_distributed, written)))
             if self._last is None:
-                # plans that were not launched have state too
-                for plan in self.plans:
+                # members without a launch have state too
+                for plan in self.launch_plans:
                     plan.store(states)
-                drop_stale(options, groups, states)
-                # tensors that kernels cannot reach may change unnoticed: then each step needs new plans
-                if all(plan.addressable for plan in self.plans):
+                drop_unused(options, groups, states)
+                # tensors that kernels cannot reach may change unnoticed: then each step needs a new plan
+                if all(plan.addressable for plan in self.launch_plans):
                     self._state = self._state_of(states)
-            self._last = [plan.table.changes for plan in self.plans]
+            self._last = [plan.table.changes for plan in self.launch_plans]
         return report
 
     def release_gradients(self) -> None:
         """Drops the references to gradients."""
-        for plan in self.plans:
+        for plan in self.launch_plans:
             plan.table.release_gradients()
 
     @property
     def repeats(self) -> bool:
         """Whether the last step had gradients of the same parameters as now, in the same forms."""
-        return self._last == [plan.table.changes for plan in self.plans]
+        return self._last == [plan.table.changes for plan in self.launch_plans]
 
     def _state_of(self, states: Any) -> Any:
         """Returns the addresses of the state, and whose state it is; None if an entry has no address."""
@@ -178,35 +180,35 @@ class Plans:
             return None
 
     def _choose_launches(self) -> None:
-        """Decides which plans are launched, for the gradients that are present."""
-        if self._targets:
-            for plan in self.plans:
+        """Chooses the launch plans that run, for the gradients that are present."""
+        if self._rescaled:
+            for plan in self.launch_plans:
                 # a row without a gradient is only rescaled
                 rows = [row.hyper for row in plan.table.rows]
                 plan.table.hyper_index = np.where(plan.table.stepped, rows, len(self._hyper))
         # without any gradient nothing is rescaled
-        nothing = not any(plan.has_gradients for plan in self.plans)
+        nothing = not any(plan.has_gradients for plan in self.launch_plans)
         self._launched = [
             plan
-            for plan in ([] if nothing else self.plans)
-            if plan.has_gradients or plan.rescales or self._completion is not None
+            for plan in ([] if nothing else self.launch_plans)
+            if plan.has_gradients or plan.rescales or self._reducer is not None
         ]
 
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
-    """Returns everything that plans depend on except the step options, tensors and state."""
+    """Returns everything that a plan depends on except the step options, tensors and state."""
     rescaled = options.rescale_weights
     return (
         is_inference_mode_enabled(),
         None if bucket is None else set(map(id, bucket)),
         # tensors must not be compared by value
-        rescaled is not False and [(id(target.tensor), *target[1:]) for target in rescaled.targets()],
+        rescaled is not False and [(id(target.tensor), *target[1:]) for target in rescaled.rescaled_tensors()],
         [
             (
                 list(map(id, group["params"])),
                 list(group.get("param_names", ())),
                 options.rule.columns(group),
-                # groups of another optimizer lack the options below until new plans are made
+                # groups of another optimizer lack the options below until a new plan is made
                 "ema" in group,
                 group.get("capturable"),
                 group.get("ema") is None,

@@ -19,7 +19,7 @@ from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.shards import local
 
 
-class Plan:
+class LaunchPlan:
     """Members of one kind, as one table.
 
     Args:
@@ -73,7 +73,7 @@ class Plan:
         """For each row, whether its norm counts for Ŵ: bool [rows], on the device."""
         return uploaded(torch.tensor([row.counts_for_max_norm for row in self.table.rows], device="cpu"), self.device)
 
-    def stepped(self) -> Tensor:
+    def stepped_on_device(self) -> Tensor:
         """Returns `table.stepped` on the device."""
         # kept, since nothing can be uploaded during a capture in a CUDA graph
         if self.table.changes != self._changes:
@@ -109,9 +109,9 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
     return columns
 
 
-def plans_of(options: StepOptions, members: Sequence[Member]) -> list[Plan]:
+def launch_plans_of(options: StepOptions, members: Sequence[Member]) -> list[LaunchPlan]:
     """Returns one plan for each kind of members."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)
-    return [Plan(options, alike, addressable=kind[-1]) for kind, alike in kinds.items()]
+    return [LaunchPlan(options, alike, addressable=kind[-1]) for kind, alike in kinds.items()]
