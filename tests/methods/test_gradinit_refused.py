@@ -37,7 +37,7 @@ ARGUMENTS = {
         ({"relative_gamma": float("inf")}, "relative_gamma must be a finite number above 0, or None, not inf"),
         ({"gamma": 1.0, "relative_gamma": 0.5}, "relative_gamma must be None where gamma is given, not 0.5"),
         ({"tau": -1e-2}, "tau must be a finite number above 0, not -0.01"),
-        ({"steps": 0}, "steps must be at least 1, or None.*, not 0"),
+        ({"steps": 1.5}, "steps=1.5 must be an int, at least 1"),
         ({"min_scale": -0.1}, "min_scale must be from 0 to 1, where scales start, not -0.1"),
         ({"min_scale": 1.5}, "min_scale must be from 0 to 1"),
         ({"overlap": 1.01}, "overlap must be from 0 to 1, not 1.01"),
@@ -58,7 +58,7 @@ ARGUMENTS = {
         ({"min_scale": 0.1}, "min_scale is for rule='adam' and must be left out with 'signsgd', not 0.1"),
         ({"rule": "adam", "min_scale": 2.0}, "min_scale must be from 0 to 1, where scales start, not 2.0"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
-        ({"steps": 0}, "steps must be at least 1, or None.*, not 0"),
+        ({"steps": 0}, "steps=0 must be an int, at least 1"),
         ({"eps": 0.0}, "eps must be a finite number above 0, not 0.0"),
     ],
 }

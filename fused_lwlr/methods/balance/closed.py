@@ -12,6 +12,8 @@ A₂ = W₁ᵀ β aᵀ / √h). It leaves out the part that comes from the netwo
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fused_lwlr.methods.checks import check_count
+
 Array = NDArray[np.float64]
 
 
@@ -84,7 +86,5 @@ def check(h: int, layers: int, steps: int = 0) -> None:
     """Raise ValueError for invalid sizes."""
     if layers not in (2, 3):
         raise ValueError(f"layers={layers!r} must be 2 or 3")
-    if h < 2:
-        raise ValueError(f"h={h} must be at least 2")
-    if steps < 0:
-        raise ValueError(f"steps={steps} must not be negative")
+    check_count("h", h, 2)
+    check_count("steps", steps, 0)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
@@ -120,7 +121,8 @@ def metainit_(
     signs, left_out = rule == "signsgd", "and must be left out with"
     require(f"momentum is for rule='signsgd' {left_out} 'adam'", momentum, signs or momentum == 0.9)
     require(f"min_scale is for rule='adam' {left_out} 'signsgd'", min_scale, not signs or min_scale == 0.01)
-    require("steps must be at least 1, or None", steps, steps is None or steps >= 1)
+    if steps is not None:
+        check_count("steps", steps)
     require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     check_model(model, "metainit_")
     history = []
