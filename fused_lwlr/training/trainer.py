@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -76,9 +76,6 @@ class Trainer:
         self.passes = Passes(recipe, world, data)
         self.micro, self.accumulation, self.workers = self.passes.micro, self.passes.accumulation, self.passes.workers
         self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
-        self.steps_per_epoch = self.passes.steps_per_epoch
-        self.total = total_steps(recipe, self.steps_per_epoch)
-        self.warmup = warmup_steps(recipe, self.steps_per_epoch)
         if model is None:
             model = new_model(recipe, classes=len(data.classes), **data.sizes)
         check_wrapping(model, recipe, world)
@@ -86,6 +83,21 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
         self.step = 0
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch. A batch that is larger than the training set is an error here, and not in `test`."""
+        return self.passes.sampler(0, 1).steps_per_epoch
+
+    @cached_property
+    def total(self) -> int:
+        """Steps of the training."""
+        return total_steps(self.recipe, self.steps_per_epoch)
+
+    @cached_property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return warmup_steps(self.recipe, self.steps_per_epoch)
 
     def prepare(
         self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False, agree: Agree = no_signals
