@@ -74,11 +74,10 @@ def _alone(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
 
 
-def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
+def _taken(model: Any, names: AbstractSet[str]) -> AbstractSet[str]:
     """Returns the `names` that the model's `forward` accepts as keywords."""
-    model = getattr(model, "_orig_mod", model)  # compiled
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    while (compiled := hasattr(model, "_orig_mod")) or isinstance(model, (nn.DataParallel, DistributedDataParallel)):
+        model = model._orig_mod if compiled else model.module
     parameters = inspect.signature(model.forward).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return names

@@ -173,7 +173,8 @@ class Anything(Recorded):
     [
         (Inputs, {"x"}, lambda model: model),
         (Inputs, {"x"}, lambda model: torch.compile(model, backend="eager")),
-        (Inputs, {"x"}, DistributedDataParallel),
+        (Inputs, {"x"}, lambda model: DistributedDataParallel(torch.compile(model, backend="eager"))),
+        (Inputs, {"x"}, nn.DataParallel),
         (WithLabels, {"x", "labels"}, lambda model: model),
         (Anything, {"x", "labels", "targets"}, lambda model: model),
     ],

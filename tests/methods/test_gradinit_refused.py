@@ -135,7 +135,7 @@ def test_sparse_gradients():
 def test_models_of_several_processes(function):
     name = function.__name__
     with pytest.raises(ValueError, match=f"DistributedDataParallel, .* call {name} on one process"):
-        function(DistributedDataParallel(net()), data(), cross_entropy, lr=0.1)
+        function(nn.Sequential(DistributedDataParallel(net())), data(), cross_entropy, lr=0.1)
     sharded = distribute_module(net(), init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match=rf"'0\.weight' is a DTensor: call {name} before"):
         function(sharded, data(), cross_entropy, lr=0.1)
