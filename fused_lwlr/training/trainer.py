@@ -30,7 +30,7 @@ from fused_lwlr.training.passes import Passes
 from fused_lwlr.training.processes import World, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
-from fused_lwlr.training.setup import excluded, new_model, new_optimizer, rates_of_file
+from fused_lwlr.training.setup import by_decay, excluded, new_model, new_optimizer, rates_of_file
 from fused_lwlr.training.weights import load_weights
 from fused_lwlr.training.wrapping import check_wrapping, wrap
 
@@ -112,10 +112,12 @@ class Trainer:
             StoppedError: `agree` returned a stop.
         """
         recipe, progress = self.recipe, progress and self.world.first
-        # check the file before minutes are spent
+        # check the file, and patterns of names, before minutes are spent
         given = rates_of_file(recipe, self.model)
+        by_decay(recipe, self.model)
         invariant = self._scale_invariant()
         load_weights(recipe.weights, self.model)
+        left_out = excluded(recipe, self.model)
         if recipe.init == "gradinit":
             # in each step two for the constraint and one for the objective; the same in every process, since second
             # derivatives are not averages over processes
@@ -126,7 +128,6 @@ class Trainer:
                 progress=progress,
             )  # fmt: skip
             self.world.broadcast(self.model, params=True)
-        left_out = excluded(recipe, self.model)
         called = wrap(self.model, recipe, self.world)
         self.rates = given
         if recipe.rates == "layerwise":

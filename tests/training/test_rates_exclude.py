@@ -62,6 +62,14 @@ def test_patterns_that_do_not_fit_are_refused(fields, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize("option", ["exclude", "rates_exclude"])
+def test_patterns_are_refused_before_minutes_are_spent(option, monkeypatch):
+    monkeypatch.setattr("fused_lwlr.training.trainer.gradinit_", None)
+    monkeypatch.setattr("fused_lwlr.training.trainer.calibrate", None)
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} has 'typo', which is not a "):
+        rates(init="gradinit", **{option: ("typo",)})
+
+
 def test_it_is_an_option_of_layer_wise_rates():
     with pytest.raises(ValueError, match="--rates-exclude is for --rates layerwise, but --rates is single"):
         Recipe(model="vit", rates="single", rates_exclude=("head.bias",))
