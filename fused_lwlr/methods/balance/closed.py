@@ -69,9 +69,8 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
     return np.asarray((1 + p) ** 2 / h + (both / h**0.5 - 1) ** 2 + last**2 + 2 * (1 + p) * last / h)
 
 
-def _two_layers(c0: ArrayLike, c1: ArrayLike, c2: ArrayLike, h: int) -> Array:
+def _two_layers(c0: Array | float, c1: Array, c2: Array, h: int) -> Array:
     """E ‖c₀ + c₁ V + c₂ V²‖² over orthogonal V: the trace of V has mean 0, and the trace of V² mean 1."""
-    c0, c1, c2 = map(np.asarray, (c0, c1, c2))
     return np.asarray(h * (c0**2 + c1**2 + c2**2) + 2 * c0 * c2)
 
 

@@ -15,7 +15,7 @@ from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
-from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, require
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, require
 from fused_lwlr.methods.model import shown
 from fused_lwlr.scaling.base import Scaling, Selector, everything
 
@@ -138,7 +138,7 @@ def gradinit_(
         learned = _learned(model, network, select)
         problem = _Problem(network, optimizer, lr, gamma, relative_gamma is not None, normalize and mode, penalty)
         names, official = network.weights, mode == "official"
-        mover: Rule = RescaleAdam(tau, names, min_scale, lr) if official else Descent(tau, min_scale)
+        mover = RescaleAdam(tau, names, min_scale, lr) if official else Descent(tau, min_scale)
         stream = Minibatches(batches, overlap, steps)
         scales = np.ones(len(network.weights))
         with suppress(PassEndedError):
