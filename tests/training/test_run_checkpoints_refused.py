@@ -98,9 +98,7 @@ def test_state_of_another_shape_is_refused(run, tmp_path):
     content["optimizer"]["state"]["0.weight"]["momentum_buffer"] = torch.ones(2, 2)
     files.save_tensors(path, content)
     before = everything(run)
-    with pytest.raises(
-        ValueError, match=r"does not fit the optimizer: 'momentum_buffer' in the state of .*0\.weight'"
-    ):
+    with pytest.raises(ValueError, match=r"does not fit the optimizer: 'momentum_buffer' in the state of .*0\.weight'"):
         Checkpoints(tmp_path).restore(**run)
     assert identical(everything(run), before)
 
