@@ -140,11 +140,13 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 def _restored(model: nn.Module) -> Iterator[None]:
     reshard(model)
     for name, param in model.named_parameters():
-        if param.is_meta or param.is_inference():
-            problem = (
-                "is on the meta device: give it values first" if param.is_meta else "is an inference tensor: clone() it"
-            )
-            raise ValueError(f"the parameter {name!r} {problem}")
+        for found, problem in (
+            (param.is_meta, "is on the meta device: give it values first"),
+            (param.is_inference(), "is an inference tensor: clone() it"),
+            (unexpanded(param).shape != param.shape, "is expanded: clone() it"),
+        ):
+            if found:
+                raise ValueError(f"the parameter {name!r} {problem}")
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     # outside of inference mode nothing can change an inference tensor
     views = (unexpanded(buffer) for buffer in model.buffers() if not buffer.is_inference())
@@ -169,6 +171,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
             for buffer, value in buffers:
                 buffer.copy_(value)
             for own, before in owned:
+                own.clear()
                 own.update(before)
         for module, training in modes:
             module.training = training

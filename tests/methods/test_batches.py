@@ -92,10 +92,17 @@ def made_for_inference():
         return Language()
 
 
+def expanded():
+    model = Language()
+    model.hidden.bias = nn.Parameter(torch.zeros(1).expand(WIDTH))
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (made_for_inference, "the parameter 'wte.weight' is an inference tensor: clone() it"),
+        (expanded, "the parameter 'hidden.bias' is expanded: clone() it"),
         (lambda: Language().to("meta"), "the parameter 'wte.weight' is on the meta device: give it values"),
     ],
 )

@@ -141,9 +141,10 @@ def test_model_and_generators_are_as_before(init, fails):
     for _ in range(2):
         model(torch.randn(4, 1, 5, 5))
     model.head.weight.grad = torch.randn(4, 6)
-    # the forward pass of a model may fill a buffer
+    # the forward pass of a model may fill a buffer, or make one
     model.register_buffer("seen", None)
     model.register_forward_pre_hook(lambda module, inputs: setattr(module, "seen", inputs[0]))
+    model.register_forward_pre_hook(lambda module, inputs: module.register_buffer("made", inputs[0]))
     # neither can be written to as a whole
     model.norm.register_buffer("expanded", torch.ones(2, 1).expand(2, 3))
     with torch.inference_mode():

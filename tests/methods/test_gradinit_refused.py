@@ -128,6 +128,7 @@ def test_sparse_gradients():
     model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
     batches = [(torch.arange(4), torch.arange(4) % 3)] * 3
     refused(model, batches, cross_entropy, r"gradient of '0\.weight' is sparse: build the layer with sparse=False")
+    refused(model, batches, cross_entropy, "gradient is sparse: build the layer with sparse=False", function=metainit_)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -53,6 +53,8 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
         raise ValueError("loss depends on no parameter that requires a gradient: compute it from the output of model")
     require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     gradient = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+    if any(g.layout != torch.strided for g in gradient):
+        raise ValueError("a gradient is sparse: build the layer with sparse=False")
     half_square = torch.stack([g.square().sum() for g in gradient]).sum() / 2
     if half_square.requires_grad:
         product: Sequence[Tensor] = torch.autograd.grad(half_square, params, create_graph=True, materialize_grads=True)
