@@ -161,12 +161,9 @@ class Trainer:
         [batch] = self.passes.minibatches(1)
         found = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
         if not len(found):
-            problem = (
-                "--rescale-weights has nothing to rescale" if recipe.rescale_weights else
-                "--warmup-bound has no layer to measure"
-            )  # fmt: skip
+            option = "--rescale-weights" if recipe.rescale_weights else f"--warmup-bound {recipe.warmup_bound:g}"
             raise ValueError(
-                f"{problem}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
+                f"{option}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
                 "leave the option out"
             )
         return found
