@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.layers import named_tensors
 from fused_lwlr.optim.layer_options import NAMES, LayerOptions
-from fused_lwlr.optim.option_table import check_option, shown
+from fused_lwlr.optim.option_table import check_option, number_of, shown
 
 
 def layers_from_param_groups(
@@ -45,13 +45,19 @@ def layers_from_param_groups(
             another option, groups that have `layers` or were given to a scheduler, or a parameter without a name.
     """
     given = []
-    for group in groups:
+    for group in groups if isinstance(groups, Iterable) else [groups]:
         if not (isinstance(group, Mapping) and "params" in group):
             raise ValueError(f"groups= must be a list of param groups, dicts with 'params', not of {shown(group)}")
-        for name in ("lr", "weight_decay"):
+        for name in NAMES:
             if name in group:
                 check_option(name, group[name], "a group of groups=")
-        given.append({**group, "params": _listed(group["params"])})
+        if number_of(scale := group.get("lr_scale", 1.0)) is None:
+            raise ValueError(f"'lr_scale' of a group of groups= must be a number, not {shown(scale)}")
+        params = _listed(group["params"])
+        names = group.get("param_names", params)
+        if not isinstance(names, (list, tuple)) or len(names) != len(params):
+            raise ValueError(f"'param_names' of a group of groups= must be {len(params)} names, not {shown(names)}")
+        given.append({**group, "params": params})
     if not given:
         raise ValueError("groups=[] must have at least one param group")
     merged: dict[str, Any] = {}
@@ -103,4 +109,6 @@ def layers_from_param_groups(
 def _listed(params: Any) -> list[Any]:
     if isinstance(params, (set, frozenset)):
         raise TypeError("groups= must have lists of parameters, not a set: a set has no order")
+    if not isinstance(params, Iterable):
+        raise ValueError(f"'params' of a group of groups= must be a list of parameters, not {shown(params)}")
     return [params] if isinstance(params, Tensor) else list(params)

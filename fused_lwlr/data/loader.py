@@ -166,6 +166,11 @@ def _on_device(
             )
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
         if inputs.dtype == torch.uint8:
+            if len(images.statistics[0]) not in (1, inputs.shape[1]):
+                raise ValueError(
+                    f"batch {number}: the loader made uint8 images of {inputs.shape[1]} channels, but their Split has "
+                    f"statistics of {len(images.statistics[0])}: set them to the mean and deviation of each channel"
+                )
             inputs = normalized(inputs, *images.statistics)
         yield Batch(inputs, targets, tuple(skipped))  # DataLoader turns a tuple into a list
 

@@ -93,7 +93,7 @@ def _lines(path: str) -> list[str]:
         raise FileNotFoundError(f"there is no file {path}: give pairs:FILE.tsv or pairs:SOURCES,TARGETS")
     try:
         # not splitlines or read_text, which split at more characters
-        lines = Path(path).read_bytes().decode().removesuffix("\n").split("\n")
+        lines = Path(path).read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
         return [line.removesuffix("\r") for line in lines]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}): convert it") from error

@@ -167,7 +167,7 @@ def _decoded(paths: Sequence[Path]) -> Iterator[str]:
     """The text of files in parts of about 16 KiB that end at line ends, so that a tokenizer sees whole words."""
     for path in paths:
         try:
-            with path.open(encoding="utf-8", newline="") as file:
+            with path.open(encoding="utf-8-sig", newline="") as file:
                 while lines := file.readlines(1 << 14):
                     yield "".join(lines)
         except UnicodeDecodeError as error:

@@ -74,11 +74,10 @@ def _alone(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
 
 
-def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
+def _taken(model: Any, names: AbstractSet[str]) -> AbstractSet[str]:
     """Returns the `names` that the model's `forward` accepts as keywords."""
-    model = getattr(model, "_orig_mod", model)  # compiled
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    while (compiled := hasattr(model, "_orig_mod")) or isinstance(model, (nn.DataParallel, DistributedDataParallel)):
+        model = model._orig_mod if compiled else model.module
     parameters = inspect.signature(model.forward).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return names
@@ -141,11 +140,13 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 def _restored(model: nn.Module) -> Iterator[None]:
     reshard(model)
     for name, param in model.named_parameters():
-        if param.is_meta or param.is_inference():
-            problem = (
-                "is on the meta device: give it values first" if param.is_meta else "is an inference tensor: clone() it"
-            )
-            raise ValueError(f"the parameter {name!r} {problem}")
+        for found, problem in (
+            (param.is_meta, "is on the meta device: give it values first"),
+            (param.is_inference(), "is an inference tensor: clone() it"),
+            (unexpanded(param).shape != param.shape, "is expanded: clone() it"),
+        ):
+            if found:
+                raise ValueError(f"the parameter {name!r} {problem}")
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     # outside of inference mode nothing can change an inference tensor
     views = (unexpanded(buffer) for buffer in model.buffers() if not buffer.is_inference())
@@ -170,6 +171,7 @@ def _restored(model: nn.Module) -> Iterator[None]:
             for buffer, value in buffers:
                 buffer.copy_(value)
             for own, before in owned:
+                own.clear()
                 own.update(before)
         for module, training in modes:
             module.training = training

@@ -14,8 +14,8 @@ from fused_lwlr.training.setup import literal
 
 OWN = (
     "seed", "lr", "rates", "init", "optimizer", "scaling", "goal", "data", "model", "epochs", "steps", "device",
-    "target_top1", "deterministic", "ema", "out", "checkpoint_minutes", "log_every", "stats_every", "keep_best",
-    "tensorboard", "wandb",
+    "target_top1", "deterministic", "ema", "out", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
+    "stats_every", "keep_best", "tensorboard", "wandb",
 )  # fmt: skip
 """Fields of a recipe that studies choose themselves, or that would not change their results."""
 

@@ -29,12 +29,10 @@ class Checkpoint:
 
     Attributes:
         step, config, state: as given to `save`; tensors are on the CPU.
-        path: the file.
         own: the values that each rank gave to `save`, by rank; the number of ranks may differ from the present one.
     """
 
     step: int
-    path: Path
     config: dict[str, Any]
     state: dict[str, Any]
     own: list[dict[str, Any]]
@@ -164,7 +162,7 @@ class Checkpoints:
             raise ValueError(f"{where} does not fit the optimizer: {error}") from error
         for name, model in models.items():
             states.load_model(model, tensors["models"].get(name, {}))
-        return Checkpoint(content["step"], Path(where), content["config"], content["state"], content["own"])
+        return Checkpoint(content["step"], content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         try:

@@ -70,5 +70,5 @@ def _epochs_of(given: Mapping[str, Any], batch_size: int) -> dict[str, float]:
     """The epochs of ImageNet in the steps that the user has given; empty without steps, or with epochs."""
     try:
         return {"epochs": int(given["steps"]) * batch_size / IMAGES} if "epochs" not in given else {}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return {}

@@ -27,7 +27,6 @@ class Passes:
         self.workers = world.workers(recipe)
         sides = (data.image_size, recipe.test_size) if isinstance(data, Splits) else ()
         self.check = partial(check_batch, data, sides)
-        self.steps_per_epoch = self.sampler(0, 1).steps_per_epoch
         self.mixing = None
         if recipe.mixup or recipe.cutmix:
             if self.micro % 2:

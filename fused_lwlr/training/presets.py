@@ -91,8 +91,9 @@ def resolve(
         fields["lr"] = PRESETS[preset].single_lr
     if "lr" in overrides and "lr_scaling" not in overrides:
         fields["lr_scaling"] = "none"
-    if fields.get("scaling") == "lars" and preset is not None:
-        found, text = mlperf.fields_of(_batch_size({**fields, **overrides}), overrides)
+    scaled = fields.get("scaling") == "lars" and preset is not None
+    if scaled and (batch_size := _batch_size({**fields, **overrides})):
+        found, text = mlperf.fields_of(batch_size, overrides)
         fields |= found
         if text:
             note(text)
@@ -126,7 +127,7 @@ def _fixed_rate(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool
 def _batch_size(fields: Mapping[str, Any]) -> int:
     try:
         return int(fields["batch_size"])
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return 0  # validation refuses the value in the user's spelling
 
 

@@ -75,8 +75,8 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
     """Raise ValueError if a field is excluded by another field, or needs another choice of it."""
     values = dataclasses.asdict(recipe)
     for name, value in values.items():
-        if value == "":  # as of a variable of the shell that is not set
-            raise ValueError(f"{flag(name)} is empty: give a value, or leave it out")
+        if value in ("", "text:", "pairs:", "idx:", "hf:"):  # as of a variable of the shell that is not set
+            raise ValueError(f"{f'{flag(name)} {value}'.strip()} is empty: give a value, or leave it out")
     for name in without_effect(values, defaults):
         other, choices = ONLY[name]
         if choices == (True,):

@@ -256,7 +256,9 @@ def excluded(recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
     """
     if recipe.rates_exclude is None:
         return zero_tokens(model)
-    known = with_parameters(layer.name for layer in layers_of(model))
+    names = [layer.name for layer in layers_of(model)]
     for pattern in recipe.rates_exclude:
-        find(pattern, known, "--rates-exclude", f"layer of {recipe.model}")
+        find(pattern, with_parameters(names), "--rates-exclude", f"layer of {recipe.model}")
+    if all(matches(name, recipe.rates_exclude) for name in names):
+        raise ValueError(f"--rates-exclude {' '.join(recipe.rates_exclude)} leaves no layer: give fewer patterns")
     return recipe.rates_exclude

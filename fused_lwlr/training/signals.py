@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -42,8 +41,6 @@ class StopFlag:
         self._parent = os.getppid() if dist.is_torchelastic_launched() else None
 
     def __enter__(self) -> "StopFlag":
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("signals can be handled in the main thread alone: enter StopFlag there")
         self._pid = os.getpid()
         self._first = is_first()
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from fused_lwlr.training.passes import Passes
 from fused_lwlr.training.processes import World, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
-from fused_lwlr.training.setup import excluded, new_model, new_optimizer, rates_of_file
+from fused_lwlr.training.setup import by_decay, excluded, new_model, new_optimizer, rates_of_file
 from fused_lwlr.training.weights import load_weights
 from fused_lwlr.training.wrapping import check_wrapping, wrap
 
@@ -76,9 +76,6 @@ class Trainer:
         self.passes = Passes(recipe, world, data)
         self.micro, self.accumulation, self.workers = self.passes.micro, self.passes.accumulation, self.passes.workers
         self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
-        self.steps_per_epoch = self.passes.steps_per_epoch
-        self.total = total_steps(recipe, self.steps_per_epoch)
-        self.warmup = warmup_steps(recipe, self.steps_per_epoch)
         if model is None:
             model = new_model(recipe, classes=len(data.classes), **data.sizes)
         check_wrapping(model, recipe, world)
@@ -86,6 +83,21 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
         self.step = 0
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch. A batch that is larger than the training set is an error here, and not in `test`."""
+        return self.passes.sampler(0, 1).steps_per_epoch
+
+    @cached_property
+    def total(self) -> int:
+        """Steps of the training."""
+        return total_steps(self.recipe, self.steps_per_epoch)
+
+    @cached_property
+    def warmup(self) -> int:
+        """Steps of the warm-up."""
+        return warmup_steps(self.recipe, self.steps_per_epoch)
 
     def prepare(
         self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False, agree: Agree = no_signals
@@ -100,10 +112,12 @@ class Trainer:
             StoppedError: `agree` returned a stop.
         """
         recipe, progress = self.recipe, progress and self.world.first
-        # check the file before minutes are spent
+        # check the file, and patterns of names, before minutes are spent
         given = rates_of_file(recipe, self.model)
+        by_decay(recipe, self.model)
         invariant = self._scale_invariant()
         load_weights(recipe.weights, self.model)
+        left_out = excluded(recipe, self.model)
         if recipe.init == "gradinit":
             # in each step two for the constraint and one for the objective; the same in every process, since second
             # derivatives are not averages over processes
@@ -114,7 +128,6 @@ class Trainer:
                 progress=progress,
             )  # fmt: skip
             self.world.broadcast(self.model, params=True)
-        left_out = excluded(recipe, self.model)
         called = wrap(self.model, recipe, self.world)
         self.rates = given
         if recipe.rates == "layerwise":
@@ -148,12 +161,9 @@ class Trainer:
         [batch] = self.passes.minibatches(1)
         found = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
         if not len(found):
-            problem = (
-                "--rescale-weights has nothing to rescale" if recipe.rescale_weights else
-                "--warmup-bound has no layer to measure"
-            )  # fmt: skip
+            option = "--rescale-weights" if recipe.rescale_weights else f"--warmup-bound {recipe.warmup_bound:g}"
             raise ValueError(
-                f"{problem}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
+                f"{option}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
                 "leave the option out"
             )
         return found

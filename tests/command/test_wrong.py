@@ -68,7 +68,9 @@ WRONG = [
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
     ("study methods --set amd=bf16 --quick --jobs 1", "--set amd=bf16: there is no such option; did you mean amp?"),
     ("study methods --set batch-size=x --quick", "--set batch-size=x: must be a valid integer"),
-    ("study methods --set eval_every=0 --quick", "--set eval_every=0: must be greater than or equal to 1"),
+    ("study methods --set prefetch=0 --quick", "--set prefetch=0: must be greater than or equal to 1"),
+    ("study gradinit --set eval_every=5", "--set eval_every=5: gradinit chooses it, has an option for it or does not"),
+    ("study gradinit --set eval-epochs=2", "--set eval-epochs=2: gradinit chooses it, has an option for it or does n"),
     ("study methods --set std=0,0,0 --quick", "--set std=0,0,0: all must be above 0"),
     ("study methods --set power=3 --quick", "--set power=3 is for --schedule polynomial, but --schedule is cosine"),
     # results within images: the next start would take their folder for a class
@@ -89,6 +91,10 @@ WRONG = [
     ("calibrate --data steps --out steps/rates.json", "--data steps has 0 sub-folder(s): images of two classes at"),
     ("study lwlr-vs-single --quick --data steps --out steps/a", "--out steps/a is within --data steps, where it would"),
     # text
+    ("train --data text: --model gpt2", "--data text: is empty: give a value, or leave it out"),
+    ("train --data hf: --model gpt2", "--data hf: is empty: give a value, or leave it out"),
+    ("calibrate --data pairs: --model seq2seq1", "--data pairs: is empty: give a value, or leave it out"),
+    ("study lwlr-vs-single --data idx:", "--data idx: is empty: give a value, or leave it out"),
     ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
     ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
     ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt with 90 bytes: it"),

@@ -17,7 +17,8 @@ MULTI30K = [
 
 
 def made(folder, pairs, name="pairs.tsv"):
-    (folder / name).write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    # a byte order mark is no character of the text
+    (folder / name).write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8-sig")
     return f"pairs:{folder / name}"
 
 

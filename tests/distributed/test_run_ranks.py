@@ -108,7 +108,7 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
             # has state already; the others have none
             train(other, again, range(7, 8))
         found = checkpoints.restore(models={"model": bare}, optimizer=again, config=CONFIG)
-        assert (found.step, found.path.name) == (2, path.name)
+        assert found.step == 2
         owned = [{"rng": torch.tensor([rank])} for rank in range(2)]
         assert identical((found.state, found.own), ({"losses": [1.5, torch.ones(2)]}, owned))
         assert identical(everything(other, again), expected)

@@ -92,10 +92,17 @@ def made_for_inference():
         return Language()
 
 
+def expanded():
+    model = Language()
+    model.hidden.bias = nn.Parameter(torch.zeros(1).expand(WIDTH))
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (made_for_inference, "the parameter 'wte.weight' is an inference tensor: clone() it"),
+        (expanded, "the parameter 'hidden.bias' is expanded: clone() it"),
         (lambda: Language().to("meta"), "the parameter 'wte.weight' is on the meta device: give it values"),
     ],
 )
@@ -173,7 +180,8 @@ class Anything(Recorded):
     [
         (Inputs, {"x"}, lambda model: model),
         (Inputs, {"x"}, lambda model: torch.compile(model, backend="eager")),
-        (Inputs, {"x"}, DistributedDataParallel),
+        (Inputs, {"x"}, lambda model: DistributedDataParallel(torch.compile(model, backend="eager"))),
+        (Inputs, {"x"}, nn.DataParallel),
         (WithLabels, {"x", "labels"}, lambda model: model),
         (Anything, {"x", "labels", "targets"}, lambda model: model),
     ],

@@ -141,9 +141,10 @@ def test_model_and_generators_are_as_before(init, fails):
     for _ in range(2):
         model(torch.randn(4, 1, 5, 5))
     model.head.weight.grad = torch.randn(4, 6)
-    # the forward pass of a model may fill a buffer
+    # the forward pass of a model may fill a buffer, or make one
     model.register_buffer("seen", None)
     model.register_forward_pre_hook(lambda module, inputs: setattr(module, "seen", inputs[0]))
+    model.register_forward_pre_hook(lambda module, inputs: module.register_buffer("made", inputs[0]))
     # neither can be written to as a whole
     model.norm.register_buffer("expanded", torch.ones(2, 1).expand(2, 3))
     with torch.inference_mode():
@@ -196,7 +197,8 @@ def test_mapping_batches_generators_and_no_grad():
     [
         (data(2), cross_entropy, {"steps": 3}, "ended after 2 minibatches, but steps=3"),
         ([], cross_entropy, {}, "ended after 0"),
-        (data(2), cross_entropy, {"steps": 0}, "steps=0"),
+        (data(2), cross_entropy, {"steps": 1.5}, "steps=1.5 must be an int, at least 1"),
+        (data(2), cross_entropy, {"accumulate": 0}, "accumulate=0 must be an int, at least 1"),
         ([torch.randn(2, 1, 5, 5)], cross_entropy, {}, "pair"),
         (data(1), lambda out, y: cross_entropy(out, y, reduction="none"), {}, "scalar"),
         (data(1), lambda out, y: cross_entropy(out, y) * float("nan"), {}, r"'conv\.weight'.* not finite"),

@@ -182,7 +182,8 @@ WRONG = [
     ({"widths": [8, 8]}, r"widths=\[8, 8\] must have at least two different widths"),
     ({"widths": [0, 8]}, r"widths=\[0, 8\] must have at least two different widths, all above 0"),
     ({"make_model": lambda width: nn.ReLU()}, r"make_model\(2\) must return a model with parameters"),
-    ({"steps": -1}, "steps=-1 must be at least 0"),
+    ({"steps": -1}, "steps=-1 must be an int, at least 0"),
+    ({"steps": 0.5}, "steps=0.5 must be an int, at least 0"),
     ({"seeds": []}, r"seeds=\[\] must have at least one seed"),
     ({"steps": 2}, "batches ended after 2 minibatches, but steps=2 needs 3"),
     (

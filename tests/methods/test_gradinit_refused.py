@@ -37,7 +37,7 @@ ARGUMENTS = {
         ({"relative_gamma": float("inf")}, "relative_gamma must be a finite number above 0, or None, not inf"),
         ({"gamma": 1.0, "relative_gamma": 0.5}, "relative_gamma must be None where gamma is given, not 0.5"),
         ({"tau": -1e-2}, "tau must be a finite number above 0, not -0.01"),
-        ({"steps": 0}, "steps must be at least 1, or None.*, not 0"),
+        ({"steps": 1.5}, "steps=1.5 must be an int, at least 1"),
         ({"min_scale": -0.1}, "min_scale must be from 0 to 1, where scales start, not -0.1"),
         ({"min_scale": 1.5}, "min_scale must be from 0 to 1"),
         ({"overlap": 1.01}, "overlap must be from 0 to 1, not 1.01"),
@@ -58,7 +58,7 @@ ARGUMENTS = {
         ({"min_scale": 0.1}, "min_scale is for rule='adam' and must be left out with 'signsgd', not 0.1"),
         ({"rule": "adam", "min_scale": 2.0}, "min_scale must be from 0 to 1, where scales start, not 2.0"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
-        ({"steps": 0}, "steps must be at least 1, or None.*, not 0"),
+        ({"steps": 0}, "steps=0 must be an int, at least 1"),
         ({"eps": 0.0}, "eps must be a finite number above 0, not 0.0"),
     ],
 }
@@ -128,6 +128,7 @@ def test_sparse_gradients():
     model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
     batches = [(torch.arange(4), torch.arange(4) % 3)] * 3
     refused(model, batches, cross_entropy, r"gradient of '0\.weight' is sparse: build the layer with sparse=False")
+    refused(model, batches, cross_entropy, "gradient is sparse: build the layer with sparse=False", function=metainit_)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -135,7 +136,7 @@ def test_sparse_gradients():
 def test_models_of_several_processes(function):
     name = function.__name__
     with pytest.raises(ValueError, match=f"DistributedDataParallel, .* call {name} on one process"):
-        function(DistributedDataParallel(net()), data(), cross_entropy, lr=0.1)
+        function(nn.Sequential(DistributedDataParallel(net())), data(), cross_entropy, lr=0.1)
     sharded = distribute_module(net(), init_device_mesh("cpu", (1,)))
     with pytest.raises(ValueError, match=rf"'0\.weight' is a DTensor: call {name} before"):
         function(sharded, data(), cross_entropy, lr=0.1)

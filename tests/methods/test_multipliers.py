@@ -1,5 +1,7 @@
 """Multipliers that need no measurement: depth schemes, layer decay, μP."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -104,7 +106,8 @@ def test_mup_of_a_channel_at_a_time(kind):
 
 
 WRONG = [
-    (lambda m: multipliers.depth_increasing(m, -1.0), "-1.0 and 1.0: bounds must not be negative"),
+    (lambda m: multipliers.depth_increasing(m, -1.0), "-1.0 and 1.0: bounds must be finite and not negative"),
+    (lambda m: multipliers.depth_decreasing(m, math.inf), "inf and 1.0: bounds must be finite and not negative"),
     (lambda m: multipliers.depth_increasing(m.requires_grad_(False)), "no trainable parameters"),
     (
         lambda m: multipliers.depth_increasing(nn.Linear(2, 2, bias=False), 0.0),
@@ -113,6 +116,7 @@ WRONG = [
     (lambda m: multipliers.layer_decay(m, 0.5, frozen="stem.*"), "has 'stem.*', which is not a parameter of the model"),
     (lambda m: multipliers.layer_decay(m, 0.0), "decay=0.0 must be above 0 and at most 1"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks="trunk"), "blocks='trunk' is not a Sequential or ModuleList"),
+    (lambda m: multipliers.layer_decay(m, 0.5, blocks=[]), r"blocks=\[\] must have the name of a block, or be None"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks=["a"]), "blocks= has 'a', but the model has no such module"),
     (lambda m: multipliers.layer_decay(nn.Linear(2, 2), 0.5), "holds 80% of the model: give the names of blocks"),
     (

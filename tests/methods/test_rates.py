@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -127,9 +128,9 @@ def test_or_replaces_the_slices_of_a_parameter():
     assert list(fused() | {"qkv.weight[2:4]": 2.0}) == list(fused())
     with pytest.raises(ValueError, match=r"\| has 'qkv\.wight', but these rates have no such layer"):
         fused() | {"qkv.wight": 1.0}
-    with pytest.raises(
-        ValueError, match=r"options of 'head\.bias', but rates are numbers: give layers=\[rates, options\]"
-    ):
-        fused() | {"head.bias": {"weight_decay": 0}}
+    for bad in ({"weight_decay": 0}, -1.0, math.nan, "x"):
+        message = rf"{re.escape(repr(bad))} for 'head\.bias', but rates are .* layers=\[rates, options\]"
+        with pytest.raises(ValueError, match=message):
+            fused() | {"head.bias": bad}
     with pytest.raises(TypeError, match="unsupported operand"):
         fused() | 3

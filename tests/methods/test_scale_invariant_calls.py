@@ -122,3 +122,5 @@ def test_refused_models():
         scale_invariant(model, data(), lambda output, y: cross_entropy(next(iter(output)), y))
     with pytest.raises(ValueError, match="two or more dimensions"):
         scale_invariant(nn.BatchNorm1d(3), data(), cross_entropy)
+    with pytest.raises(ValueError, match="tolerance=nan must be at least 0"):
+        scale_invariant(nn.Linear(3, 3), data(), cross_entropy, tolerance=float("nan"))

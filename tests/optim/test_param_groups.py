@@ -111,6 +111,15 @@ def test_names_and_common_options_stay(device):
         ([{"lr": math.inf}, {"lr": 0.1}], ValueError, "'lr' of a group of groups= must be a finite .* not inf"),
         ([{"weight_decay": "0.1"}], ValueError, "'weight_decay' of a group of groups= must be .* not '0.1'"),
         ([{"lr_scale": -1.0}], ValueError, "'lr' of a layer must be a finite number, at least 0"),
+        ([{"lr_scale": "x"}], ValueError, "'lr_scale' of a group of groups= must be a number, not 'x'"),
+        (
+            [{"eps": torch.tensor(0.1, device="meta")}, {"eps": 0.1}],
+            ValueError,
+            r"'eps' of a group of groups= must be a finite .* not tensor\(.*meta",
+        ),
+        ([{"param_names": None}], ValueError, "'param_names' of a group of groups= must be 1 names, not None"),
+        ([{"param_names": ["a", "b"]}], ValueError, "'param_names' of a group of groups= must be 1 names, not"),
+        ([{"params": None}], ValueError, "'params' of a group of groups= must be a list of parameters, not None"),
         ([{"params": set()}], TypeError, "groups= must have lists of parameters, not a set"),
     ],
 )
@@ -139,7 +148,7 @@ def test_names(device):
         layers_from_param_groups(groups, torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("groups", [{"params": []}, [torch.ones(2)], [{"lr": 0.1}]], ids=str)
+@pytest.mark.parametrize("groups", [None, {"params": []}, [torch.ones(2)], [{"lr": 0.1}]], ids=str)
 def test_no_param_groups(groups):
     with pytest.raises(ValueError, match="groups= must be a list of param groups, dicts with 'params', not of"):
         layers_from_param_groups(groups)

@@ -124,6 +124,7 @@ BATCHES = {
     "channels last": (lambda x, t: (x.permute(0, 2, 3, 1), t), r"images as Tensor of shape \(16, 8, 8, 1\)"),
     "flat": (lambda x, t: (x.flatten(1), t), r"images as Tensor of shape \(16, 64\)"),
     "in color": (lambda x, t: (x.expand(-1, 3, -1, -1), t), r"images as Tensor of shape \(16, 3, 8, 8\)"),
+    "uint8 in gray": (lambda x, t: (x.byte(), t), "uint8 images of 1 channels, but their Split has statistics of 3"),
     "larger": (lambda x, t: (x.repeat(1, 1, 2, 2), t), r"images as Tensor of shape \(16, 1, 16, 16\)"),
     "not square": (lambda x, t: (x[..., :7], t), r"images as Tensor of shape \(16, 1, 8, 7\)"),
     "int32": (lambda x, t: (x, t.int()), r"classes as Tensor of shape \(16,\) and dtype torch.int32: give .* in int64"),

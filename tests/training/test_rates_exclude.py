@@ -53,13 +53,21 @@ def test_by_default_only_what_starts_at_zero_is_left_out():
     [
         ({"rates_exclude": ("pos_embedd",)}, "--rates-exclude has 'pos_embedd', which is not a layer of vit; did you"),
         ({"rates_exclude": ("none", "head.bias")}, "--rates-exclude has 'none', which is not a layer of vit"),
-        ({"rates_exclude": ("*",)}, "so no measured layer is left"),
+        ({"rates_exclude": ("*.*", "*_*")}, "--rates-exclude *.* *_* leaves no layer: give fewer patterns"),
     ],
 )  # fmt: skip
 def test_patterns_that_do_not_fit_are_refused(fields, message):
     with pytest.raises(ValueError, match="layer") as error:
         rates(**fields)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["exclude", "rates_exclude"])
+def test_patterns_are_refused_before_minutes_are_spent(option, monkeypatch):
+    monkeypatch.setattr("fused_lwlr.training.trainer.gradinit_", None)
+    monkeypatch.setattr("fused_lwlr.training.trainer.calibrate", None)
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} has 'typo', which is not a "):
+        rates(init="gradinit", **{option: ("typo",)})
 
 
 def test_it_is_an_option_of_layer_wise_rates():

@@ -12,6 +12,8 @@ A₂ = W₁ᵀ β aᵀ / √h). It leaves out the part that comes from the netwo
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fused_lwlr.methods.checks import check_count
+
 Array = NDArray[np.float64]
 
 
@@ -67,9 +69,8 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
     return np.asarray((1 + p) ** 2 / h + (both / h**0.5 - 1) ** 2 + last**2 + 2 * (1 + p) * last / h)
 
 
-def _two_layers(c0: ArrayLike, c1: ArrayLike, c2: ArrayLike, h: int) -> Array:
+def _two_layers(c0: Array | float, c1: Array, c2: Array, h: int) -> Array:
     """E ‖c₀ + c₁ V + c₂ V²‖² over orthogonal V: the trace of V has mean 0, and the trace of V² mean 1."""
-    c0, c1, c2 = map(np.asarray, (c0, c1, c2))
     return np.asarray(h * (c0**2 + c1**2 + c2**2) + 2 * c0 * c2)
 
 
@@ -84,7 +85,5 @@ def check(h: int, layers: int, steps: int = 0) -> None:
     """Raise ValueError for invalid sizes."""
     if layers not in (2, 3):
         raise ValueError(f"layers={layers!r} must be 2 or 3")
-    if h < 2:
-        raise ValueError(f"h={h} must be at least 2")
-    if steps < 0:
-        raise ValueError(f"steps={steps} must not be negative")
+    check_count("h", h, 2)
+    check_count("steps", steps, 0)

@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fused_lwlr.methods.balance.closed import Array, check
+from fused_lwlr.methods.checks import check_count
 
 Gradient = Literal["full", "signal"]
 Init = Literal["orthogonal", "gaussian"]
@@ -43,8 +44,7 @@ def simulate(
         ValueError: `layers` is below 2, `gradient` or `init` is unknown, the width is below 2, or the number of steps
             or the noise is negative.
     """
-    if layers < 2:
-        raise ValueError(f"layers={layers!r} must be at least 2")
+    check_count("layers", layers, 2)
     check(h, 2, steps)
     if not noise >= 0:
         raise ValueError(f"noise={noise} must not be negative: it is a variance")

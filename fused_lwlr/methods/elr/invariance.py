@@ -69,6 +69,8 @@ def scale_invariant(
         ValueError: the model is sharded or has no parameter to examine; the batch is too small or not a minibatch; the
             loss is not a scalar; the outputs contain no tensor; or a gradient or an output is not finite.
     """
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance} must be at least 0: it is the largest |cosine|")
     reshard(model)
     if any(map(is_distributed, model.parameters())):
         raise ValueError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.layers import named_layers, split_name
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim import FusedOptimizer
@@ -62,8 +63,7 @@ class ELRRecorder:
         momentum: bool = False,
         backend: Backend = "auto",
     ):
-        if type(every) is not int or every < 1:
-            raise ValueError(f"every={every!r} must be an int, at least 1")
+        check_count("every", every)
         selection = Scaling(select=select)
         layers = named_layers(source)
         self.layers = [

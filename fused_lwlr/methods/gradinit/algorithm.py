@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
-from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, require
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, require
 from fused_lwlr.methods.model import shown
 from fused_lwlr.scaling.base import Scaling, Selector, everything
 
@@ -115,7 +116,8 @@ def gradinit_(
     rule = "penalty must be None where gamma or relative_gamma is given"
     require(rule, penalty, penalty is None or gamma is relative_gamma is None)
     require("tau must be a finite number above 0", tau, 0 < tau < math.inf)
-    require("steps must be at least 1, or None for one pass", steps, steps is None or steps >= 1)
+    if steps is not None:
+        check_count("steps", steps)
     require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)
     require("overlap must be from 0 to 1", overlap, 0 <= overlap <= 1)
     rule = "normalize must be False with optimizer='adam', whose step is sign(g)"
@@ -136,7 +138,7 @@ def gradinit_(
         learned = _learned(model, network, select)
         problem = _Problem(network, optimizer, lr, gamma, relative_gamma is not None, normalize and mode, penalty)
         names, official = network.weights, mode == "official"
-        mover: Rule = RescaleAdam(tau, names, min_scale, lr) if official else Descent(tau, min_scale)
+        mover = RescaleAdam(tau, names, min_scale, lr) if official else Descent(tau, min_scale)
         stream = Minibatches(batches, overlap, steps)
         scales = np.ones(len(network.weights))
         with suppress(PassEndedError):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
@@ -52,6 +53,8 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
         raise ValueError("loss depends on no parameter that requires a gradient: compute it from the output of model")
     require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     gradient = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+    if any(g.layout != torch.strided for g in gradient):
+        raise ValueError("a gradient is sparse: build the layer with sparse=False")
     half_square = torch.stack([g.square().sum() for g in gradient]).sum() / 2
     if half_square.requires_grad:
         product: Sequence[Tensor] = torch.autograd.grad(half_square, params, create_graph=True, materialize_grads=True)
@@ -120,7 +123,8 @@ def metainit_(
     signs, left_out = rule == "signsgd", "and must be left out with"
     require(f"momentum is for rule='signsgd' {left_out} 'adam'", momentum, signs or momentum == 0.9)
     require(f"min_scale is for rule='adam' {left_out} 'signsgd'", min_scale, not signs or min_scale == 0.01)
-    require("steps must be at least 1, or None", steps, steps is None or steps >= 1)
+    if steps is not None:
+        check_count("steps", steps)
     require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     check_model(model, "metainit_")
     history = []

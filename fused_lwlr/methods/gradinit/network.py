@@ -81,7 +81,7 @@ class _Holder(nn.Module):
 
 def check_model(model: nn.Module, function: str) -> None:
     """Refuses a model whose weights cannot be scaled."""
-    if isinstance(model, DistributedDataParallel):
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
             "model is wrapped in DistributedDataParallel, whose replicas would get different scales: call "
             f"{function} on one process, and wrap the model after that, which sends its weights to all processes"

@@ -5,7 +5,7 @@ has the gradient None.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,6 @@ def require(rule: str, value: object, held: bool) -> None:
     """Raise ValueError for an argument that breaks a rule."""
     if not held:
         raise ValueError(f"{rule}, not {value!r}")
-
-
-class Rule(Protocol):
-    """One step of every scale."""
-
-    def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array: ...
 
 
 class Descent:

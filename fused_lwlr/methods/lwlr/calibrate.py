@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.layers import layers_of, split_name, with_parameters
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.model import as_it_was, loss_of, shown
@@ -67,10 +68,9 @@ def calibrate(
         ValueError: a pattern of `exclude` matches no layer, or the patterns match all; there are too few minibatches,
             the loss is not a scalar, a gradient is not finite, or `lwlr_init_` cannot initialize the model.
     """
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps={steps}: at least one minibatch is needed")
-    if accumulate < 1:
-        raise ValueError(f"accumulate={accumulate}: a minibatch has at least one part")
+    if steps is not None:
+        check_count("steps", steps)
+    check_count("accumulate", accumulate)
     layers = layers_of(model)
     if not any(layer.param.requires_grad for layer in layers):
         raise ValueError("model has no parameter that requires a gradient: set requires_grad of its parameters")

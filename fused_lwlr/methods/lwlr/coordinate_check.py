@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.model import loss_of, tensors_in
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ def coordinate_check(
     """
     if len(set(widths)) < 2 or min(widths) <= 0:
         raise ValueError(f"widths={list(widths)} must have at least two different widths, all above 0")
-    if steps < 0:
-        raise ValueError(f"steps={steps} must be at least 0")
+    check_count("steps", steps, 0)
     if not seeds:
         raise ValueError(f"seeds={list(seeds)} must have at least one seed")
     given = list(islice(batches, steps + 1))

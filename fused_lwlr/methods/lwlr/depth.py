@@ -1,5 +1,6 @@
 """Multipliers by depth alone: baselines for LWLR, and rates for fine-tuning."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from torch import nn
@@ -88,8 +89,8 @@ def layer_decay(
 
 
 def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
-    if not (first >= 0 and last >= 0 and first + last > 0):
-        raise ValueError(f"{first} and {last}: bounds must not be negative, nor both 0")
+    if not (first >= 0 and last >= 0 and 0 < first + last < math.inf):
+        raise ValueError(f"{first} and {last}: bounds must be finite and not negative, nor both 0")
     trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if not trained:
         raise ValueError("the model has no trainable parameters: set their requires_grad")
@@ -109,6 +110,8 @@ def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
         wanted = _trunk(model)
     if not isinstance(wanted, str):
         names = list(wanted)
+        if not names:
+            raise ValueError(f"blocks={wanted!r} must have the name of a block, or be None")
     elif isinstance(modules.get(wanted), (nn.Sequential, nn.ModuleList)):
         names = [f"{wanted}.{child}" if wanted else child for child, _ in modules[wanted].named_children()]
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fused_lwlr.layers import split_name, with_parameters
+from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.patterns import find, matches
 
 if TYPE_CHECKING:
@@ -155,13 +156,15 @@ class LayerRates(Mapping[str, float]):
         parts = [layer for layer in self.layers if name in (layer.name, split_name(layer.name)[0])]
         if not parts:
             raise ValueError(f"the mapping right of | has {name!r}, but these rates have no such layer or parameter")
-        if isinstance(eta, Mapping):
+        rate = number_of(eta)
+        if rate is None or not 0 <= rate < math.inf:
             raise ValueError(
-                f"the mapping right of | has options of {name!r}, but rates are numbers: give layers=[rates, options]"
+                f"the mapping right of | has {shown(eta)} for {name!r}, but rates are finite numbers, at least 0: give "
+                "options in another mapping, layers=[rates, options]"
             )
         numel = sum(layer.numel for layer in parts)
         gradient = sum(layer.numel * layer.gradient for layer in parts) / max(1, numel)
-        return LayerRate(name, float(eta), numel, gradient, parts[0].kind, "set")
+        return LayerRate(name, rate, numel, gradient, parts[0].kind, "set")
 
     def __repr__(self) -> str:
         return f"LayerRates({len(self)} layers, η from {min(self.values()):.3g} to {max(self.values()):.3g})"

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fused_lwlr.methods.checks import check_count
+
 Array = NDArray[np.float64]
 
 
@@ -106,8 +108,7 @@ def stable_warmup(c: ArrayLike, sq_norm: ArrayLike, lr: float, steps: int, fract
     """
     if not (np.isfinite(lr) and lr >= 0):
         raise ValueError(f"lr={lr} must be finite and not negative")
-    if steps < 0:
-        raise ValueError(f"steps={steps} must not be negative")
+    check_count("steps", steps, 0)
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction} must be above 0 and at most 1")
     norms, squares = _initial(c, sq_norm, ())
@@ -164,8 +165,7 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
     Raises:
         ValueError: as in `discrete`, or the momentum is not in [0, 1), or `lr` has another number of steps.
     """
-    if steps < 0:
-        raise ValueError(f"steps={steps} must not be negative")
+    check_count("steps", steps, 0)
     rates, mu = _numbers("lr", lr), _numbers("momentum", momentum)
     if (mu >= 1).any():
         raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1")

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.simulate.models import Array
 
 ALPHA = math.sqrt(math.pi / (math.pi - 1))
@@ -24,7 +25,7 @@ def feedforward_profile(depth: int) -> Array:
     Raises:
         ValueError: a depth below 1.
     """
-    _check("depth", depth)
+    check_count("depth", depth)
     return ALPHA ** np.arange(depth - 1, -1, -1, dtype=np.float64)
 
 
@@ -42,8 +43,8 @@ def residual_profile(depth: int, skip: int) -> Array:
     Raises:
         ValueError: a depth or skip below 1.
     """
-    _check("depth", depth)
-    _check("skip", skip)
+    check_count("depth", depth)
+    check_count("skip", skip)
     norms = np.empty(depth + 1)
     norms[depth] = ALPHA
     for layer in range(depth - 1, 0, -1):
@@ -51,8 +52,3 @@ def residual_profile(depth: int, skip: int) -> Array:
         if layer % skip == 0 and layer < depth - skip:
             norms[layer] = (norms[layer] + norms[layer + skip]) / 2
     return norms[1:]
-
-
-def _check(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.simulate.models import Array
 
 
@@ -78,5 +79,7 @@ def _between(begin: float, end: float, part: Array) -> Array:
 def _check(lr: float, steps: int, warmup_steps: int) -> None:
     if not (np.isfinite(lr) and lr >= 0):
         raise ValueError(f"lr={lr} must be finite and not negative")
-    if not 0 <= warmup_steps <= steps:
-        raise ValueError(f"steps={steps} and warmup_steps={warmup_steps} must not be negative, nor the warm-up longer")
+    check_count("steps", steps, 0)
+    check_count("warmup_steps", warmup_steps, 0)
+    if warmup_steps > steps:
+        raise ValueError(f"warmup_steps={warmup_steps} must be at most steps={steps}")
