@@ -25,9 +25,8 @@ class Trained:
 
     Attributes:
         curve: for text, (steps taken, test loss in nats a token) at every evaluation.
-        val_loss: loss after the last step on the data held out for choices; None without such data, or if it diverged.
-        problem: the reason if it ended before its last step, or None.
-        trainer: as the training left it.
+        val_loss: loss after the last step on the data held out for choices, or None.
+        problem: why the training diverged, or None.
     """
 
     losses: list[float] = field(default_factory=list)
