@@ -1,8 +1,5 @@
 """The spread of effective learning rates over layers and test accuracy, by learning rate, with and without shortcuts,
 normalization and momentum (Spreads in Effective Learning Rates, Figures 3 and 5).
-
-The paper has ResNet-56 on CIFAR-10, with and without shortcuts. Here also with batch normalization that has no
-parameters, and with biases instead.
 """
 
 import math
@@ -69,9 +66,7 @@ def measure(**fields: Any) -> dict[str, Any]:
 def recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:
     """Train from He's initialization, and record E of the convolutions, from the gradient and from the buffer.
 
-    Args:
-        every: steps from each record to the next; by default there are at most `RECORDS`.
-        options: of `train`.
+    `every` is the number of steps from each record to the next; by default there are at most `RECORDS`.
     """
     recorders: list[ELRRecorder] = []
 
