@@ -19,7 +19,7 @@ NOTE = (
 
 
 def compare(differences: Iterable[float], *, lower_is_better: bool = False) -> tuple[int, float, str]:
-    """A paired t test of differences, a method minus its rival for each seed; those of diverged trainings do not count.
+    """A paired t test of differences, a method minus its rival for each seed; without diverged trainings.
 
     Returns:
         the number of pairs; the two-sided p, NaN for fewer than two pairs and where all differences are 0; and "helps",

@@ -42,7 +42,7 @@ class Job:
 class Settings:
     """Settings from the command line.
 
-    Trainings have a number of epochs or of steps; the other is None. Without `model` or `width` the study uses its
+    Trainings have a number of epochs or of steps, and None for the other. Without `model` or `width` the study uses its
     own. `training` has fields of the recipes of all trainings. `quick` is a smoke test of seconds: the fewest values
     with which the tables work.
     """
@@ -147,7 +147,7 @@ class Study:
     def settings(
         self, *, training: Sequence[str] = (), quick: bool = False, device: str = "auto", **given: Any
     ) -> Settings:
-        """Settings, with the study's own values where an option is None.
+        """Settings, with the study's own values for missing options.
 
         Args:
             training: fields of the recipes of all trainings, each as NAME=VALUE.
