@@ -11,7 +11,6 @@ random, one in twenty, and others in every step.
 import itertools
 import random
 import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +18,11 @@ import torch
 
 import fused_lwlr
 from bench.bytes_moved import without_kernels
+from bench.clock import Clock
 from bench.gate import parameters
 from bench.rows import command, show
 
+CLOCK = Clock()
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
 GRADIENTS = ("kept", "new", "some")
@@ -69,9 +70,7 @@ def seconds(optimizer: torch.optim.Optimizer, gradients: str, steps: int) -> flo
         for i, (param, grad) in enumerate(zip(params, kept, strict=True)):
             new = torch.zeros_like(param) if gradients == "new" else grad
             param.grad = new if there[i // LAYER] else None
-        start = time.perf_counter()
-        optimizer.step()
-        times.append(time.perf_counter() - start)
+        times.append(CLOCK.wall_seconds(optimizer.step)[0])
     for param, grad in zip(params, kept, strict=True):
         param.grad = grad
     return statistics.median(times)

@@ -14,7 +14,6 @@ import shlex
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.clock import Clock, CudaClock
 from bench.contestants import ours, torchs
 from bench.figures import share
 from bench.pictures import make
@@ -77,6 +77,7 @@ def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator
         # each step of an optimizer is one of the training
         trainer = Trainer(replace(recipe, steps=(rounds + 1) * len(LAYER_WISE)) if files else recipe, world, data)
         trainer.prepare()
+        clock = CudaClock() if world.device.type == "cuda" else Clock()
         passes: Iterator[Any] = trainer.batches() if files else itertools.repeat(next(trainer.batches()))
         named = list(trainer.model.named_parameters())
         every = {name: OPTIMIZERS[name] for name in (LAYER_WISE if files else OPTIMIZERS)}
@@ -85,13 +86,10 @@ def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
         for step, (name, optimizer) in enumerate([*made.items()] * (rounds + 1)):
             trainer.optimizer, trainer.step = optimizer, step if files else 0
-            start = _now(world.device)
-            trainer.gradients(passes)
-            middle = _now(world.device)
-            trainer.optimizer.step()
-            end = _now(world.device)
-            trainer.optimizer.zero_grad()
-            seconds[name].append((end - start, end - middle))
+            _, backward = clock.wall_seconds(lambda: trainer.gradients(passes))
+            _, update = clock.wall_seconds(optimizer.step)
+            optimizer.zero_grad()
+            seconds[name].append((backward + update, update))
         images = f"from files, {trainer.workers} workers" if files else "on the device"
         for name, (_, *found) in seconds.items():  # the first step compiles and allocates
             whole, update = (statistics.median(part) for part in zip(*found, strict=True))
@@ -100,12 +98,6 @@ def timed(recipe: Recipe, data: Splits, rounds: int, *, files: bool) -> Iterator
                 "optimizer": name, "seconds": whole, "update_seconds": update,
                 "images_per_second": recipe.batch_size / whole,
             }  # fmt: skip
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def measure(size: Size) -> Iterator[dict[str, Any]]:

@@ -136,10 +136,7 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=None)
-        results = run_study(
-            found, store, jobs, on_job=lambda job: progress.update(task, advance=1, description=job),
-            on_count=lambda count: progress.update(task, total=count),
-        )  # fmt: skip
+        results = run_study(found, store, jobs, partial(progress.update, task))
     of = found.frame(results)
     tables = found.tables(store.settings, of)
     first_paragraph = (found.doc or "").partition("\n\n")[0]

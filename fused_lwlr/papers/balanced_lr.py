@@ -43,9 +43,8 @@ def jobs(settings: Settings) -> list[Job]:
 def measure(net: str, arm: str, lr: float, most: int, seed: int, data: str) -> dict[str, Any]:
     """Gradient descent until the loss is at most `LOSS`, for `most` steps.
 
-    Returns:
-        `steps`, None if the loss is still higher or the training diverges; and `apart`, at first and at last:
-        2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR.
+    `steps` is None if the loss is still higher or the training diverges. `apart`, at first and at last, is
+    2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR.
     """
     loss_of, weights = _problem(net, seed, data)
     params = [nn.Parameter(weight.clone()) for weight in weights]

@@ -19,11 +19,11 @@ NOTE = (
 
 
 def compare(differences: Iterable[float], *, lower_is_better: bool = False) -> tuple[int, float, str]:
-    """A paired t test of differences, each the value of a method minus the value of its rival, one for each seed.
+    """A paired t test of differences, a method minus its rival for each seed; without diverged trainings.
 
     Returns:
-        the number of pairs, without those in which a training diverged; the two-sided p, NaN for fewer than two pairs
-        and where all differences are 0; and "helps", "hurts" or "undecided".
+        the number of pairs; the two-sided p, NaN for fewer than two pairs and where all differences are 0; and "helps",
+        "hurts" or "undecided".
     """
     finite = [value for value in differences if isfinite(value)]
     n, p = len(finite), nan

@@ -71,9 +71,6 @@ def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
 
     With a goal, the scale-invariant layers alone are held at one effective learning rate, and all their weights are
     divided by the largest norm in every step (Spreads in Effective Learning Rates, Section 4.5).
-
-    Raises:
-        ValueError: there is a goal, and the model has no scale-invariant layers.
     """
     recipe = trainer.recipe
     torch.manual_seed(recipe.seed)

@@ -16,12 +16,11 @@ from fused_lwlr.papers.training import recipe_of
 
 GOAL = 0.1
 """‖g‖ / ‖w‖ that constrained layers are held at; the rates of the study are lr · goal."""
-SETUPS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+SETUPS: images.Arms = {
     "momentum, decay": (BOTH, (0.01, 0.03, 0.1)),
     "neither": (NEITHER, (0.1, 0.3, 1.0)),
     "constrained": ({**NEITHER, "scaling": "elr", "goal": GOAL}, (0.01, 0.03, 0.1)),
 }
-"""Fields of a recipe, and the rates that a setup begins with."""
 GRID = images.ladder(
     {"warm-up": "warmup", "SGD with": "setup"}, dict.fromkeys(("neither", "constrained"), "momentum, decay")
 )

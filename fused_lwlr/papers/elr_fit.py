@@ -34,11 +34,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(steps: int, **common: Any) -> dict[str, Any]:
-    """E of every layer before each of some steps and after the last, measured and predicted; None if it diverged.
-
-    Raises:
-        ValueError: the model has no scale-invariant layers.
-    """
+    """E of every layer before each of some steps and after the last, measured and predicted; None if it diverged."""
     recipe = recipe_of(init="model", weight_decay=0.0, steps=CONSTANT, warmup=0.0, **common)
     trainer = trainer_of(recipe)
     if recipe.model.startswith("toynet"):

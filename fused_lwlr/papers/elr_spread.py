@@ -69,9 +69,7 @@ def measure(**fields: Any) -> dict[str, Any]:
 def recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:
     """Train from He's initialization, and record E of the convolutions, from the gradient and from the buffer.
 
-    Args:
-        every: steps from each record to the next; by default there are at most `RECORDS`.
-        options: of `train`.
+    `every` is the number of steps from each record to the next; by default there are at most `RECORDS`.
     """
     recorders: list[ELRRecorder] = []
 

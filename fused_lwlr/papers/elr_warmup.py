@@ -27,15 +27,13 @@ GRID = Grid(
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """A net with shortcuts and a net without, in each setup, at each rate, without warm-up and with it.
-
-    Eq. 25 bounds steps without momentum and decay.
-    """
+    """A net with shortcuts and a net without, in each setup, at each rate, without warm-up and with it."""
     cells = [
         {"model": model, "setup": setup, "warmup": warmup, "lr": lr}
         for model in settings.few(nets(settings.model or MODEL)[:2], 1)
         for setup in SETUPS for warmup in (0.0, WARMUP) for lr in settings.few(LRS, 1)
     ]  # fmt: skip
+    # Eq. 25 bounds steps without momentum and decay
     bounded = [{**cell, "warmup_bound": BOUND} for cell in cells if cell["warmup"] and cell["setup"] == "neither"]
     form = "{model}-{setup}-warmup{warmup:g}-lr{lr:g}-seed{seed}"
     return [*settings.jobs(measured, form, cells), *settings.jobs(measured, f"bound-{form}", bounded)]

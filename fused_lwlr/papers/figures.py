@@ -30,13 +30,12 @@ def bands(
     results: Any, *, x: str, y: str, labels: tuple[str, str], log: str = "x", columns: int = 2,
     panel: Sequence[str] = (), free: str = "", **options: Any,
 ) -> Figure:  # fmt: skip
-    """Panels of one kind (`seaborn.relplot`), with colours by `hue` and the legend below.
+    """Panels of lines (`seaborn.relplot`), with the legend below.
 
     Args:
         labels: names of the axes.
-        log: the logarithmic axes: "x", "y", "xy" or none.
+        log, free: the axes that are logarithmic, and that differ between panels: "x", "y", "xy" or none.
         panel: columns, whose values tell panels apart.
-        free: the axes that differ between panels, like `log`.
     """
     titles = results[list(panel)].agg(lambda names: ", ".join(filter(None, names)), axis=1) if panel else ""
     results = results.astype({y: float}).assign(panel=titles)

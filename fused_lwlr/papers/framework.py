@@ -22,13 +22,10 @@ OWN = (
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: a function of plain parameters, including the seed.
+    """One piece of work: a function at the top of a module, and its keyword arguments as JSON values.
 
-    Args:
-        form: a format of the parameters, which gives each job of a study its own name.
-        function: at the top of a module, since it is called in another process; returns numbers, text, None (for
-            values that are not finite) and lists of these by name.
-        parameters: its keyword arguments, as JSON values.
+    It returns numbers, text, None (for values that are not finite) and lists of these by name. `form` is a format of
+    the parameters, which gives each job of a study its own name.
     """
 
     form: str
@@ -37,17 +34,17 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name, as a file may have it."""
+        """The name of the job, and of its file."""
         return re.sub(r"[^\w.=+-]+", "-", self.form.format(**self.parameters))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings from the command line; part of every result, except the device.
+    """Settings from the command line.
 
-    Trainings have a number of epochs or a number of steps. The other number is None.
-    Without `model` or `width` the study uses its own. `training` has fields of the recipes of all trainings.
-    `quick` is a smoke test of seconds: the fewest values with which the tables work.
+    Trainings have a number of epochs or of steps, and None for the other. Without `model` or `width` the study uses its
+    own. `training` has fields of the recipes of all trainings. `quick` is a smoke test of seconds: the fewest values
+    with which the tables work.
     """
 
     study: str
@@ -65,7 +62,7 @@ class Settings:
     def common(self) -> dict[str, Any]:
         """Parameters of all jobs that train."""
         optional = {"epochs": self.epochs, "steps": self.steps, "training": self.training}
-        return {"data": self.data, "device": self.device} | {name: of for name, of in optional.items() if of}
+        return {"data": self.data, "device": self.device, **{name: of for name, of in optional.items() if of}}
 
     def few(self, values: Sequence[Any], count: int) -> Sequence[Any]:
         """Values, or the first ones in a quick study."""
@@ -86,12 +83,9 @@ class Settings:
         self, function: Callable[..., dict[str, Any]], form: str, cells: Iterable[dict[str, Any]], *,
         seeds: int | None = None, common: dict[str, Any] | None = None,
     ) -> list[Job]:  # fmt: skip
-        """A job for each cell and seed.
+        """A job for each cell and seed: `cells` are the parameters in which jobs differ, `common` the others.
 
-        Args:
-            cells: parameters in which the jobs differ, without the seed.
-            seeds: how many; by default all seeds of the study.
-            common: parameters of all jobs; by default the options of trainings.
+        By default all seeds of the study run, and the common parameters are the options of trainings.
         """
         every = [{**cell, "seed": seed} for cell in cells for seed in range(seeds or self.seeds)]
         return [Job(form, function, (self.common if common is None else common) | of) for of in every]
@@ -101,20 +95,16 @@ class Settings:
 class Study:
     """A figure or table of a paper, at the size of this machine.
 
-    `tables` and `draw` get a data frame, see `frame`.
-
     Args:
-        name: on the command line.
-        doc: paragraphs, of which the first is printed: the comparison, and the figure or table of the paper.
+        doc: the comparison, and the figure or table of the paper. The first paragraph is printed.
         jobs: the work for some settings.
-        tables: the results beside the figures of the paper.
-        draw: a figure of matplotlib.
+        tables: the results, a data frame as of `frame`, beside the figures of the paper.
+        draw: a figure of matplotlib, of the same data frame.
         grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
         columns: further columns of the data frame, each a function of it.
-        epochs: of a training by default, or None where the study counts steps. `quick` has 1.
-        steps: the same in steps. `quick` has 4.
-        data: by default; others must be text as well, or images as well.
-        seeds: by default, 0, 1, ... `quick` has 2.
+        epochs, steps: of a training; one of them is None. With `quick` they are 1 and 4.
+        data: others must be text as well, or images as well.
+        seeds: how many, from 0 on; at most 2 with `quick`.
         least_seeds: the fewest seeds for the tables; a spread needs 2.
         options: the applicable ones of --data, --model, --width, --epochs, --steps, --seeds and --set; others are
             refused. By default all but --width, with --epochs or --steps, whichever the study counts.
@@ -135,10 +125,9 @@ class Study:
     options: str | None = None
 
     def frame(self, results: Sequence[dict[str, Any]]) -> Any:
-        """A data frame with a row for each job, in their order: its name, parameters, values, and `columns`.
+        """A data frame with a row for each job: its name, parameters, the `labels` of its arm, values, and `columns`.
 
-        It has NaN instead of None among numbers. A parameter `labels`, the labels of an arm, is a column for each label
-        too, in place of parameters of the same names.
+        Among numbers None is NaN. A label replaces a parameter of the same name.
         """
         rows = [
             {"name": r["name"], **r["parameters"], **r["parameters"].get("labels", {}), **r["values"]} for r in results
@@ -146,7 +135,7 @@ class Study:
         return pandas.DataFrame(rows).assign(**self.columns)
 
     def more(self, settings: Settings, results: Any) -> list[Job]:
-        """The work that follows from results: jobs as of `jobs`, at the next rates and seeds of each arm."""
+        """The jobs that follow from results, at the next rates and seeds of each arm."""
         if self.grid is None or self.grid.choosing is None:
             return []
         following = self.grid.following(results, settings.seeds, widen=not settings.quick)
@@ -162,7 +151,7 @@ class Study:
 
         Args:
             training: fields of the recipes of all trainings, each as NAME=VALUE.
-            given: seeds, epochs, steps, data, model and width, or None for the study's own.
+            given: seeds, epochs, steps, data, model and width.
 
         Raises:
             ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not

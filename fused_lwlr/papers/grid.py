@@ -22,8 +22,6 @@ CHOOSING = 2
 class Grid:
     """Arms and rates of trainings. An arm's best rate has the lowest mean score over seeds.
 
-    Results are a data frame of pandas, with a row for each training.
-
     Args:
         by: what tells arms apart: columns of tables -> columns of results.
         rate: column with the learning rate.
@@ -58,10 +56,7 @@ class Grid:
         return of.assign(**{self.score: scores}).groupby([*self.by.values(), self.rate], sort=False)[self.score].mean()
 
     def best(self, results: Any) -> Any:
-        """The results at the best rate of each arm, by arm in the order of the jobs.
-
-        A rate at which a seed diverges is chosen only if a seed diverges at every rate.
-        """
+        """The results at the best rate of each arm. A rate at which a seed diverges is only chosen if all are such."""
         scores = self.scores(results).fillna(inf)
         chosen = scores.groupby(level=list(range(len(self.by))), sort=False).idxmin()
         arms = self.arms(results)
@@ -73,11 +68,7 @@ class Grid:
         return label(rate) if rate else ""
 
     def over(self, best: Any, value: str, form: str, *, lower_is_better: bool = False) -> Values:
-        """Columns of a table that compare an arm with its rival; empty without a rival.
-
-        Args:
-            best: results at one rate of each arm.
-        """
+        """Columns of a table that compare arms, each at one rate, with their rivals; empty without a rival."""
         arms = self.arms(best)
 
         def found(of: Any) -> list[str]:
@@ -90,11 +81,10 @@ class Grid:
     def following(
         self, results: Any, seeds: int, *, widen: bool
     ) -> Iterator[tuple[tuple[Any, ...], float, Sequence[int]]]:
-        """For each arm the next rate of the ladder, if its best one is at an edge; otherwise the other seeds there.
+        """Rates and seeds that each arm has to run next.
 
-        Args:
-            seeds: of the study, more than the ones that choose.
-            widen: whether rates may follow.
+        The next rate of the ladder if its best rate is at an edge, and `widen` is set; otherwise the other seeds at the
+        best rate.
         """
         choosing = range(self.choosing or seeds)
         best = self.arms(self.best(results))

@@ -1,12 +1,14 @@
 """Studies on small images that compare ways to train, each at the best learning rate of its ladder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.training import recipe_of, train
 
+Arms = Mapping[str, tuple[Mapping[str, Any], Sequence[float]]]
+"""Arm -> fields of a recipe, and the rates that it begins with."""
 MODEL, SIDE = "resnet8x8", 14
 """A network, and the side of the images of Fashion-MNIST in pixels: half of theirs, for a quarter of the time."""
 BATCH, CALIBRATION = 64, 10
@@ -22,23 +24,25 @@ def ladder(by: Mapping[str, str], rivals: Mapping[str, str]) -> Grid:
     return Grid(by, rivals=rivals, choosing=CHOOSING, ladder=LADDER)
 
 
-def last(arms: Mapping[str, Mapping[str, Any]], arm: str, **common: Any) -> dict[str, Any]:
-    """Train; the loss on held-out images, the training loss, and the test accuracy in % after the last step.
+def rules(arms: Arms) -> dict[str, str]:
+    """The name of the optimizer of each arm, which is the arm to compare it with."""
+    return {arm: "AdamW" if "optimizer" in fields else "SGD" for arm, (fields, _) in arms.items()}
 
-    Args:
-        arms: their fields of a recipe.
-        common: more fields, which replace others.
-    """
-    return train(recipe_of(**{**FIELDS, **arms[arm], **common}), tuned=True).last
+
+def cells(settings: Settings, arms: Arms, names: Iterable[str] | None = None, **own: Any) -> list[dict[str, Any]]:
+    """The parameters of jobs: all arms, or those with some names, at their first rates, with `own` parameters."""
+    return [{**own, "arm": arm, "lr": lr} for arm in names or arms for lr in settings.few(arms[arm][1], 2)]
+
+
+def last(arms: Arms, arm: str, **common: Any) -> dict[str, Any]:
+    """Train one of the arms by its fields of a recipe, and `common` ones; the results as of `Trained.last`."""
+    return train(recipe_of(**{**FIELDS, **arms[arm][0], **common}), tuned=True).last
 
 
 def jobs(settings: Settings, *given: Any, side: int | None = SIDE, seeds: int | None = CHOOSING) -> list[Job]:
-    """As `settings.jobs`, without augmentation.
+    """As `settings.jobs`, without augmentation, and by default with the seeds that choose.
 
-    Args:
-        given: function, form and cells of `settings.jobs`.
-        side: of the images of Fashion-MNIST, unless `--set` has another; None for all pixels.
-        seeds: how many, or None for all; by default the seeds that choose.
+    `side` is the side of the images of Fashion-MNIST, unless `--set` has another; None for all pixels.
     """
     small = side and settings.data == "fashion-mnist" and "image_size" not in settings.training
     common = {"augmentation": "none", **settings.common} | ({"image_size": side} if small else {})

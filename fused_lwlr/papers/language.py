@@ -28,7 +28,7 @@ from fused_lwlr.training.trainer import Trainer
 RECIPE: dict[str, Any] = {"vocabulary": "characters", "batch_size": 16, "schedule": "polynomial", "power": 1.0}
 """Fields of all trainings; rates fall linearly, and sequences have 64 characters."""
 WIDTH = "width=32"
-GRADINIT: dict[str, Any] = {"tau": 0.06, "relative_gamma": 0.8}
+GRADINIT: dict[str, Any] = {"steps": 15, "tau": 0.06, "relative_gamma": 0.8}
 GRADINIT_BATCH = 4
 """Sequences of each of the three minibatches that a step of GradInit takes."""
 TRAINS = 2.7
@@ -39,13 +39,7 @@ DIVERGED = 3.3
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to train.
-
-    Args:
-        labels: its names in tables, by column.
-        fields: arguments of `train_from`.
-        lrs: learning rates to choose from.
-    """
+    """A way to train: its names in tables, by column, arguments of `train_from`, and learning rates to choose from."""
 
     labels: dict[str, str]
     fields: dict[str, Any]
@@ -54,8 +48,7 @@ class Arm:
     def jobs(self, settings: Settings, function: Callable[..., dict[str, Any]], lrs: Sequence[float]) -> list[Job]:
         """A job for each rate and seed."""
         form = "-".join(filter(None, self.labels.values())) + "-lr{lr:g}-seed{seed}"
-        quick = {"gradinit_steps": 2} if settings.quick else {}
-        common = {"labels": self.labels, **settings.common, **self.fields, **quick}
+        common = {"labels": self.labels, **settings.common, **self.fields}
         return settings.jobs(function, form, [{"lr": lr} for lr in lrs], common=common)
 
 
@@ -69,7 +62,7 @@ def study(
     name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any], lines: dict[str, Any],
     function: Callable[..., dict[str, Any]] = measure, **options: Any,
 ) -> Study:  # fmt: skip
-    """A study of arms on text, each at all rates of its grid.
+    """A study of arms on text, each at all its rates.
 
     Args:
         quick: the arms of a smoke test.
@@ -88,15 +81,14 @@ def study(
 
 
 def train_from(
-    *, steps: int, longer: float = 1.0, start: str = "model", gradinit_steps: int = 15, warmup: float = 0.0,
-    model_args: Sequence[str] = (), **fields: Any,
+    *, steps: int, longer: float = 1.0, start: str = "model", warmup: float = 0.0, model_args: Sequence[str] = (),
+    **fields: Any,
 ) -> Trained:  # fmt: skip
     """One training.
 
     Args:
         steps, longer: steps of the optimizer, and their factor.
-        start: the initialization: "model" (PyTorch's), "lwlr", "xavier", or "gradinit" (PyTorch's and
-            then GradInit).
+        start: "model" (PyTorch's initialization), "lwlr", "xavier", or "gradinit" (PyTorch's and then GradInit).
         warmup: fraction of the training in which the rate rises.
         model_args: arguments of the model, in addition to its width.
     """
@@ -109,15 +101,14 @@ def train_from(
         elif start == "gradinit":
             # minibatches in another order than in the training
             order: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000}
-            batches = minibatches(trainer.data.train, GRADINIT_BATCH, steps=3 * gradinit_steps, **order)
+            batches = minibatches(trainer.data.train, GRADINIT_BATCH, steps=3 * GRADINIT["steps"], **order)
             rule: Any = "sgd" if recipe.optimizer == "sgd" else "adam"
-            gradinit_(model, batches, trainer.loss, optimizer=rule, lr=recipe.lr, steps=gradinit_steps, **GRADINIT)
+            gradinit_(model, batches, trainer.loss, optimizer=rule, lr=recipe.lr, **GRADINIT)
         return new_optimizer(recipe, model, trainer.rates)
 
     init = "lwlr" if start == "lwlr" else "model"
     fields |= {"init": init, "warmup": warmup, "steps": round(longer * steps), "model_args": [WIDTH, *model_args]}
-    recipe = recipe_of(**RECIPE, **fields)
-    return train(recipe, optimizer=begun, tuned=True)
+    return train(recipe_of(**RECIPE, **fields), optimizer=begun, tuned=True)
 
 
 def xavier_(model: nn.Module) -> None:
@@ -136,7 +127,6 @@ def tables(
     """The loss of each arm at its best rate with figures of a paper, differences of arms, and the loss at all rates.
 
     Args:
-        results: a row for each training, as of `measure`.
         paper: a column of figures.
         trains, level: a loss that shows that a training works, and another loss to compare it with, in words.
     """
@@ -157,28 +147,28 @@ def tables(
         f"its best learning rate, by the loss on the first half, {chosen_by}",
         f"rates that train: this loss gets below {trains:g}; {level}",
     ]
+    first = summary(title, best, grid.by, values, [*about, *notes])
     # every two arms that differ in one label
     differences = []
     for (before, rival), (after, ours) in combinations(grid.arms(best).items(), 2):
         differing = [other for one, other in zip(after, before, strict=True) if one != other]
         if len(differing) == 1:
             differences.append([*after, *differing, *against(ours, rival, "loss", "{:+.3f}", lower_is_better=True)])
+    columns = [*names, "minus", *COLUMNS]
+    second = Table(
+        "differences of the held-out loss at the best rates", columns, differences, [NOTE], labels=len(names) + 1
+    )
     rates = [
         [*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in of.groupby("lr"))]
         for arm, of in grid.arms(results).items()
     ]
-    most, labels = max(map(len, rates)), len(names)
-    return [
-        summary(title, best, grid.by, values, [*about, *notes]),
-        Table(
-            "differences of the held-out loss at the best rates", [*names, "minus", *COLUMNS], differences, [NOTE],
-            labels=labels + 1,
-        ),
-        Table(
-            f"all learning rates, each with the loss to choose by, {chosen_by}",
-            [*names, *["lr: loss"] * (most - labels)], [row + [""] * (most - len(row)) for row in rates], labels=labels,
-        ),
-    ]  # fmt: skip
+    most = max(map(len, rates))
+    columns = [*names, *["lr: loss"] * (most - len(names))]
+    third = Table(
+        f"all learning rates, each with the loss to choose by, {chosen_by}",
+        columns, [row + [""] * (most - len(row)) for row in rates], labels=len(names),
+    )  # fmt: skip
+    return [first, second, third]
 
 
 def draw(results: Any, *, diverged: float = DIVERGED, **options: Any) -> Figure:

@@ -16,7 +16,7 @@ CALIBRATION = 4096
 LARS = {"scaling": "lars", "trust_coefficient": 0.02}
 ADAMW = {"optimizer": "adamw"}
 OF_SGD, OF_LARS, OF_ADAMW = (0.3, 1.0, 3.0), (1.0, 3.0, 10.0), (0.003, 0.01, 0.03)
-ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+ARMS: images.Arms = {
     "SGD": ({}, OF_SGD),
     "SGD, Nesterov": ({"nesterov": True}, OF_SGD),
     "LARS": (LARS, OF_LARS),
@@ -26,31 +26,27 @@ ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "LAMB": ({**ADAMW, "scaling": "lamb"}, (0.01, 0.03, 0.1)),
     "AdamW, LWLR": ({**ADAMW, "rates": "layerwise"}, OF_ADAMW),
 }
-"""Fields of a recipe, and the rates that an arm begins with."""
-FIELDS = {arm: fields for arm, (fields, _) in ARMS.items()}
 BATCHES = {256: tuple(ARMS), 2048: tuple(ARMS), 8192: ("SGD", "SGD, Nesterov", "LARS", "AdamW", "LAMB")}
 """Images of a batch -> arms."""
-RULES = {arm: "AdamW" if "optimizer" in fields else "SGD" for arm, fields in FIELDS.items()}
-PLAIN = {arm: rule for arm, rule in RULES.items() if arm != rule}
+PLAIN = {arm: rule for arm, rule in images.rules(ARMS).items() if arm != rule}
 """The arm with the same optimizer, without scaling, multipliers and Nesterov momentum."""
 GRID = images.ladder({"batch": "batch_size", "optimizer": "arm"}, PLAIN)
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates and every batch size, with the seeds that choose."""
+    batches = {32: tuple(ARMS)} if settings.quick else BATCHES
     own = {"model": settings.model or images.MODEL, "workers": 0}
     cells = [
-        {**own, "batch_size": batch, "arm": arm, "lr": lr}
-        for batch, arms in ({32: tuple(ARMS)} if settings.quick else BATCHES).items()
-        for arm in arms for lr in settings.few(ARMS[arm][1], 2)
-    ]  # fmt: skip
+        cell for batch, arms in batches.items() for cell in images.cells(settings, ARMS, arms, batch_size=batch, **own)
+    ]
     return images.jobs(settings, measure, "batch{batch_size}-{arm}-lr{lr:g}-seed{seed}", cells)
 
 
 def measure(batch_size: int, **common: Any) -> dict[str, Any]:
     """As `images.last`."""
     steps = max(1, CALIBRATION // batch_size)
-    return images.last(FIELDS, batch_size=batch_size, calibration_steps=steps, **common)
+    return images.last(ARMS, batch_size=batch_size, calibration_steps=steps, **common)
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:

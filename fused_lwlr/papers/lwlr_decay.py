@@ -31,7 +31,7 @@ def jobs(settings: Settings) -> list[Job]:
     lrs, decays = (settings.few(values, 2) for values in (LRS, DECAYS))
     cells = [
         {"model": model, "arm": arm, "lr": lr, "weight_decay": decay}
-        for arm in arms_of(model) if ARMS[arm]["init"] == "lwlr" for lr in lrs for decay in decays
+        for arm in arms_of(model) if ARMS[arm][0]["init"] == "lwlr" for lr in lrs for decay in decays
     ]  # fmt: skip
     form = "{arm}-lr{lr:g}-decay{weight_decay:g}-seed{seed}"
     return images.jobs(settings, measure, form, cells, seeds=None)

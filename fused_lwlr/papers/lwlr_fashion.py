@@ -17,15 +17,15 @@ QUICK = "vit1x16"
 GLYPHS_SIDE = 16
 """Side of the images of glyphs in pixels."""
 CONTROL = "LWLR's start, one rate"
-ARMS: dict[str, dict[str, Any]] = {
-    "PyTorch's start, one rate": {"init": "model", "rates": "single"},
-    CONTROL: {"init": "lwlr", "rates": "single"},
-    "LWLR": {"init": "lwlr", "rates": "layerwise"},
-    "LWLR but tokens": {"init": "lwlr", "rates": "layerwise", "rates_exclude": TOKENS},
-}
-"""Fields of a recipe. Only a ViT has tokens."""
-RIVALS = {arm: CONTROL for arm in ARMS if arm != CONTROL}
 FIRST = (0.003, 0.01, 0.03)
+ARMS: images.Arms = {
+    "PyTorch's start, one rate": ({"init": "model", "rates": "single"}, FIRST),
+    CONTROL: ({"init": "lwlr", "rates": "single"}, FIRST),
+    "LWLR": ({"init": "lwlr", "rates": "layerwise"}, FIRST),
+    "LWLR but tokens": ({"init": "lwlr", "rates": "layerwise", "rates_exclude": TOKENS}, FIRST),
+}
+"""The last one needs a ViT, which has tokens."""
+RIVALS = {arm: CONTROL for arm in ARMS if arm != CONTROL}
 GRID = images.ladder({"arm": "arm"}, RIVALS)
 COLORS = dict(zip(ARMS, ("0.7", "0.35", "#d1495b", "#00798c"), strict=True))
 OVER_CONTROL = f'difference: test accuracy in points minus "{CONTROL}"'
@@ -35,7 +35,7 @@ measure = partial(images.last, ARMS)
 
 def arms_of(model: str) -> list[str]:
     """The arms that a model has."""
-    return [arm for arm, fields in ARMS.items() if "vit" in model or "rates_exclude" not in fields]
+    return [arm for arm, (fields, _) in ARMS.items() if "vit" in model or "rates_exclude" not in fields]
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -45,7 +45,7 @@ def jobs(settings: Settings) -> list[Job]:
     augmentation = "none" if settings.data in ("digits", "glyphs") else "basic"
     own: dict[str, Any] = {"model": model, "augmentation": augmentation}
     own |= {"image_size": GLYPHS_SIDE} if settings.data == "glyphs" else {}
-    cells = [own | {"arm": arm, "lr": lr} for arm in arms_of(model) for lr in settings.few(FIRST, 2)]
+    cells = images.cells(settings, ARMS, arms_of(model), **own)
     return images.jobs(settings, measure, "{arm}-lr{lr:g}-seed{seed}", cells, side=None)
 
 

@@ -12,32 +12,26 @@ from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 OF_SGD, OF_ADAMW = (0.03, 0.1, 0.3), (0.003, 0.01, 0.03)
-ARMS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "SGD": ("single", OF_SGD),
-    "SGD-LW": ("LWLR", OF_SGD),
-    "SGD-NG": ("SGD-NG", OF_SGD),
-    "LARC": ("LARC", (0.1, 0.3, 1.0)),
-    "AdamW": ("AdamW", OF_ADAMW),
-    "AdamW-LW": ("AdamW-LWLR", OF_ADAMW),
-    "Adam-NG": ("Adam-NG", OF_ADAMW),
-    "LAMB": ("LAMB", OF_ADAMW),
-}
-"""Arm -> its name in the study `methods`, and the rates that it begins with."""
-FIELDS = {arm: METHODS[method][1] for arm, (method, _) in ARMS.items()}
-RULES = {arm: "AdamW" if "optimizer" in fields else "SGD" for arm, fields in FIELDS.items()}
+FIRST = {
+    "SGD": OF_SGD, "SGD-LW": OF_SGD, "SGD-NG": OF_SGD, "LARC": (0.1, 0.3, 1.0),
+    "AdamW": OF_ADAMW, "AdamW-LW": OF_ADAMW, "Adam-NG": OF_ADAMW, "LAMB": OF_ADAMW,
+}  # fmt: skip
+NAMES = {arm: arm for arm in FIRST} | {"SGD": "single", "SGD-LW": "LWLR", "AdamW-LW": "AdamW-LWLR"}
+"""Arm -> its name in the study `methods`."""
+ARMS: images.Arms = {arm: (METHODS[NAMES[arm]][1], lrs) for arm, lrs in FIRST.items()}
+RULES = images.rules(ARMS)
 GRID = images.ladder({"method": "arm"}, {arm: rule for arm, rule in RULES.items() if arm != rule})
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates, with the seeds that choose."""
-    own = {"model": settings.model or images.MODEL}
-    cells = [{**own, "arm": arm, "lr": lr} for arm, (_, lrs) in ARMS.items() for lr in settings.few(lrs, 2)]
-    return images.jobs(settings, partial(images.last, FIELDS), "{arm}-lr{lr:g}-seed{seed}", cells)
+    cells = images.cells(settings, ARMS, model=settings.model or images.MODEL)
+    return images.jobs(settings, partial(images.last, ARMS), "{arm}-lr{lr:g}-seed{seed}", cells)
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Test accuracy at the best rate of each arm, differences from SGD or AdamW, and all rates."""
-    paper = ", ".join(f"{arm} {PAPER[method]}" for arm, (method, _) in ARMS.items())
+    paper = ", ".join(f"{arm} {PAPER[method]}" for arm, method in NAMES.items())
     notes = [
         f"{results.model.iloc[0]}, {settings.over}; {images.SCHEDULE}",
         f"weight decay: {WEIGHT_DECAY['sgd']:g} with SGD, which has momentum, and {WEIGHT_DECAY['adamw']:g} with "

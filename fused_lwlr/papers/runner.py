@@ -27,15 +27,12 @@ class JobError(RuntimeError):
     """Jobs of a study failed; the results of the other jobs are stored."""
 
 
-def run_study(
-    study: Study, store: Store, workers: int | None = None, on_job: Callable[[str], None] = lambda name: None,
-    on_count: Callable[[int], None] = lambda count: None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The results of all jobs of a study with the settings of a store. Arguments and errors as of `run`.
+def run_study(study: Study, store: Store, workers: int | None, progress: Callable[..., Any]) -> list[dict[str, Any]]:
+    """The results of all jobs of a study, also of jobs that follow from results. Errors as of `run`.
 
     Args:
-        workers: by default the number of cores, or 1 on a GPU.
-        on_count: called with the number of jobs, at first and when more jobs follow from results.
+        workers: None for the number of cores, or 1 on a GPU.
+        progress: called with `total`, the number of jobs, whenever it changes; and as by `run`.
     """
     settings = store.settings
     if workers is None:
@@ -43,24 +40,23 @@ def run_study(
     results: list[dict[str, Any]] = []
     wanted: Sequence[Job] = study.jobs(settings)
     while wanted:
-        on_count(len(results) + len(wanted))
-        results += run(store, wanted, workers, on_job)
+        progress(total=len(results) + len(wanted))
+        results += run(store, wanted, workers, progress)
         done = {result["name"] for result in results}
         wanted = [job for job in study.more(settings, study.frame(results)) if job.name not in done]
     return results
 
 
 def run(
-    store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None] = lambda name: None
+    store: Store, jobs: Sequence[Job], workers: int, progress: Callable[..., Any] = lambda **_: None
 ) -> list[dict[str, Any]]:
     """The results of all jobs: results in the folder are read, the other jobs are run.
 
     With one worker jobs run in this process; with more, each worker is a process with one thread. The worker itself
-    writes the result atomically, so a kill only loses the jobs underway. A job that fails
-    does not keep the others from running.
+    writes the result, so that a kill only loses the jobs underway. A failed job does not stop the others.
 
     Args:
-        on_job: called with the name of each finished job, first for jobs found in the folder.
+        progress: called for each finished job with its name, the `description`, and `advance`, 1.
 
     Raises:
         ValueError: two jobs have the same name, there is no job, or the folder has results with other parameters.
@@ -74,11 +70,11 @@ def run(
     tracebacks.unlink(missing_ok=True)
     done = {result["name"] for result in store.finished(jobs)}
     for name in done:
-        on_job(name)
+        progress(advance=1, description=name)
     failures: list[tuple[str, str]] = []
     for name, failure in _outcomes(store, [job for job in jobs if job.name not in done], workers):
         if failure is None:
-            on_job(name)
+            progress(advance=1, description=name)
         else:
             with tracebacks.open("a", encoding="utf-8") as file:
                 file.write(f"{name}: {failure[1]}\n")

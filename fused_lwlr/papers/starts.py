@@ -22,17 +22,14 @@ LR, CLIP = 0.1, 1.0
 GRADINIT: dict[str, dict[str, Any]] = {
     "gradinit": {}, "gradinit-normalized": {"normalize": True}, "gradinit-relative": {"relative_gamma": 0.8},
 }  # fmt: skip
-"""Start -> arguments of `gradinit_`."""
+"""Start -> arguments of `gradinit_`: 𝒜[g] = g, g / ‖g‖, and γ = 0.8 times the norm of the first gradient."""
 
 
 def train_after(begin: Callable[[Trainer], Any], **common: Any) -> dict[str, Any]:
     """Test accuracy after every epoch, and the loss on held-out images, with SGD at a rate of 0.1 and a cosine.
 
-    None after divergence; `problem` has the reason, also if `begin` fails.
-
-    Args:
-        begin: initializes the model of a training, and returns its optimizer.
-        common: fields of the recipe.
+    `begin` initializes the model of a training, and returns its optimizer. After divergence all are None but `problem`,
+    which has the reason, also if `begin` fails.
     """
     found: dict[str, Any] = dict.fromkeys(("first", "best", "last", "accuracies", "val_loss", "normalized"))
 
@@ -82,15 +79,10 @@ def start_(trainer: Trainer, start: str | Mapping[str, Any], tau: float) -> SGD 
     Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
 
     Args:
-        trainer: with its model.
         start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
-            begins; "metainit" or "metainit-adam"; "gradinit", "gradinit-normalized" with 𝒜[g] = g / ‖g‖, or
-            "gradinit-relative" with γ = 0.8 times the norm of the first gradient; or "scalars", see `learn_scalars_`.
-            Or arguments of `gradinit_`.
+            begins; "metainit" or "metainit-adam"; a key of `GRADINIT`, or arguments of `gradinit_`; or "scalars", see
+            `learn_scalars_`.
         tau: the learning rate of the scales, or of MetaInit.
-
-    Raises:
-        ValueError: as in `gradinit_` and `metainit_`.
     """
     model, recipe = trainer.model, trainer.recipe
     torch.manual_seed(recipe.seed)

@@ -22,8 +22,8 @@ RESULT = {"name", "parameters", "values", "seconds", "environment"}
 class Store:
     """The folder `out`, made for these settings.
 
-    The number of seeds may differ from the one that its results are of: only new seeds run. The path of the data may be
-    written in another way; `settings` has it as the folder has it.
+    The number of seeds may differ from the one in the folder, and the path of the data may be written in another way:
+    `settings` has the path of the folder.
 
     Raises:
         ValueError: it holds results of other settings, or files that do not belong to a study.
@@ -82,7 +82,7 @@ class Store:
         return found
 
     def finished(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-        """The results of all jobs that have one, in the order of the jobs."""
+        """The results of all jobs that have one."""
         return [result for job in jobs if (result := self.load(job)) is not None]
 
     def save_results(self, results: Sequence[dict[str, Any]]) -> Path:
@@ -105,7 +105,7 @@ class Store:
 
 
 def save_report(out: Path, study: Study, tables: Sequence[Table], results: Any) -> list[Path]:
-    """Write table.md and the picture of a study to a folder; returns where."""
+    """Write table.md and the picture; returns where."""
     paths = [out / "table.md", out / f"{study.name}.png"]
     files.replace_text(paths[0], "\n".join(table.markdown() for table in tables))
     study.draw(results).savefig(paths[1], dpi=150)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from statistics import mean, stdev
@@ -15,15 +15,12 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title; `notes` are sentences below it.
-
-    The first `labels` columns name the row; the others are numbers.
-    """
+    """Rows of text under a title, and notes below. The first `labels` columns name the row, the others are numbers."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
     labels: int = 1
 
     def __post_init__(self) -> None:
@@ -73,7 +70,6 @@ def summary(title: str, results: Any, by: Mapping[str, str], values: Values, not
     """A table with a row for each group of results, in their order.
 
     Args:
-        results: a data frame of pandas.
         by: columns that name a row -> columns of the results, by which these are grouped.
         values: the other columns.
     """
@@ -88,11 +84,14 @@ def _flat(cells: Iterable[str | Sequence[str]]) -> list[str]:
     return [text for each in cells for text in ([each] if isinstance(each, str) else each)]
 
 
-def across(column: str, wanted: Iterable[Any], values: Mapping[str, Value]) -> dict[Any, Value]:
-    """Columns for each value that a column of the results may have, with empty cells where a row has no such results.
+def _found(results: Any, value: Value) -> str | Sequence[str]:
+    return cell(results[value[0]], value[1]) if isinstance(value, tuple) else value(results)
 
-    Args:
-        values: by names of columns, with a place for the value.
+
+def across(column: str, wanted: Iterable[Any], values: Mapping[str, Value]) -> dict[Any, Value]:
+    """`values` for each value of a column of the results, in columns with this value in their name.
+
+    A cell is empty where a row has no such results.
     """
 
     def found(results: Any, value: Value, of: Any) -> str | Sequence[str]:
@@ -110,10 +109,6 @@ def said(figures: Mapping[Any, Any], *columns: str) -> Value:
         return figures.get(values if len(values) > 1 else values[0], "")
 
     return found
-
-
-def _found(results: Any, value: Value) -> str | Sequence[str]:
-    return cell(results[value[0]], value[1]) if isinstance(value, tuple) else value(results)
 
 
 def label(value: Any) -> str:

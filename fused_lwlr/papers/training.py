@@ -25,9 +25,8 @@ class Trained:
 
     Attributes:
         curve: for text, (steps taken, test loss in nats a token) at every evaluation.
-        val_loss: loss after the last step on the data held out for choices; None without such data, or if it diverged.
-        problem: the reason if it ended before its last step, or None.
-        trainer: as the training left it.
+        val_loss: loss after the last step on the data held out for choices, or None.
+        problem: why the training diverged, or None.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -61,14 +60,13 @@ class Trained:
 
 
 def recipe_of(*, training: Mapping[str, Any] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
-    """The recipe of a study's training: its own fields, and the fields of `--set`.
+    """The recipe of a study's training: its own `fields`, with `epochs` or `steps`, and the fields of `--set`.
 
     Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`. Weight decay is the optimizer's default.
 
     Args:
-        training: fields by name; they replace others, but `model_args` are added to the study's own.
+        training: the fields of `--set`; they replace others, but `model_args` are added to the study's own.
         warmup: fraction of the training in which rates rise; None if `fields` have `warmup_epochs`.
-        fields: fields of the recipe; `epochs` or `steps` is one of them.
 
     Raises:
         ValueError: a recipe has no such field, or a field is out of bounds.
