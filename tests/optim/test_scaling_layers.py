@@ -4,9 +4,9 @@ import pytest
 import torch
 from cases import VARIANTS, every_case
 from steps import OPTIONS, OURS, gradients, parameters, train
-from tolerances import close, same
+from tolerances import close
 
-from fused_lwlr import ELR, LARS
+from fused_lwlr import ELR
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,6 @@ def test_slices_are_layers(name, backend, scaling, device):
     stats = ours.layer_stats()
     assert stats.names == tuple(f"{key}[{a}:{b}]" for a, b, _ in cuts)
     torch.testing.assert_close(stats.trust_ratio, others.layer_stats().trust_ratio, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64])
-@every_case
-def test_complex_is_pairs_of_reals(name, backend, dtype, device):
-    (_, p), (_, q) = parameters([(3, 5), (3, 5)], dtype, device)
-    pairs = [("q", torch.nn.Parameter(torch.view_as_real(q.detach()).clone()))]
-    p.data.copy_(q.data)
-    a, b = (OURS[name](t, **OPTIONS[name], scaling=LARS(), backend=backend) for t in ([("q", p)], pairs))
-    for _ in range(2):
-        gradients([("p", p)])
-        pairs[0][1].grad = torch.view_as_real(p.grad).clone()
-        a.step()
-        b.step()
-    same(torch.view_as_real(p.detach()), pairs[0][1].detach())
 
 
 @every_case
