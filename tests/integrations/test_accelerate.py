@@ -101,8 +101,8 @@ def test_prepared(name, accumulation, clip, mixed_precision, accelerate):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("sgd", {"momentum": 0.9}), ("sgd", {"momentum": 0.9, "scaling": ELR(0.1), "nonfinite": "skip"}),
-        ("adamw", {"amsgrad": True}), ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "raise"}),
+        ("sgd", {"momentum": 0.9, "scaling": ELR(0.1), "nonfinite": "skip"}),
+        ("adamw", {"amsgrad": True, "scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "raise"}),
     ],
 )  # fmt: skip
 def test_resumed(name, options, mixed_precision, accelerate, tmp_path):

@@ -139,19 +139,3 @@ def test_flat_groups_of_deepspeed(name, device):
             give_gradients(optimizer.param_groups[0]["params"], step)
             optimizer.step()
     assert identical(*(optimizer.param_groups[0]["params"][0].detach() for optimizer in (ours, theirs)))
-
-
-@every_name
-def test_options_of_layers_do_not_fit_flat_groups(name, device):
-    """A flat partition has no layers and one name: the step is refused, and changes nothing."""
-    ours = OURS[name](part(device, 0).named_parameters(), **OPTIONS[name], layers={"*.weight": 0.5})
-    flatten(ours)
-    (flat,) = ours.param_groups[0]["params"]
-    give_gradients([flat], 0)
-    before = flat.detach().clone()
-    with pytest.raises(ValueError, match="a param group has 1 parameters, but 4 names"):
-        ours.step()
-    del ours.param_groups[0]["param_names"]
-    with pytest.raises(ValueError, match="'layers' of a param group must be None or have 1 entries"):
-        ours.step()
-    assert torch.equal(flat.detach(), before)

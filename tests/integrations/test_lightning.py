@@ -172,8 +172,8 @@ def test_clipping_between_scaling_and_step_is_refused(module, fit, lightning):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("sgd", {"momentum": 0.9}), ("sgd", {"momentum": 0.9, "scaling": ELR(0.1), "nonfinite": "skip"}),
-        ("adamw", {"amsgrad": True}), ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "raise"}),
+        ("sgd", {"momentum": 0.9, "scaling": ELR(0.1), "nonfinite": "skip"}),
+        ("adamw", {"amsgrad": True, "scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "raise"}),
     ],
 )  # fmt: skip
 def test_resumed(name, options, manual, module, fit):

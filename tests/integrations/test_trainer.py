@@ -107,9 +107,8 @@ def test_trainer(name, way, accumulation, max_grad_norm, transformers, trainer, 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("sgd", {"momentum": 0.9}), ("sgd", {"momentum": 0.9, "scaling": LARS(0.1), "nonfinite": "skip"}),
-        ("adamw", {}), ("adamw", {"amsgrad": True, "clip_global_norm": 0.1, "nonfinite": "skip"}),
-        ("adamw", {"scaling": LAMB()}),
+        ("sgd", {"momentum": 0.9, "scaling": LARS(0.1), "nonfinite": "skip"}),
+        ("adamw", {"amsgrad": True, "scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "skip"}),
     ],
 )  # fmt: skip
 def test_resumed(name, options, trainer, model):

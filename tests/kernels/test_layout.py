@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from lazy import imaginary, negated
 from tables import COLUMNS, HYPER, RULES, equal, having, make, twin
 from tolerances import STATISTICS, same
 
@@ -125,24 +124,3 @@ def test_neighbours_in_one_buffer_are_untouched(operation, numel, device):
     table = having(table, **{name: [buffer[4 : 4 + numel]] for name, buffer in buffers.items()})
     compare(operation, table, plain)
     assert all(buffer.isnan().sum() == 16 for buffer in buffers.values())
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_lazy_negative_gradient(operation, device):
-    # autograd gives such a gradient for the imaginary part of a conjugate: only the negative bit differs
-    table = make(operation, [(1,), (30,)], torch.float32, device)
-    grads = table.columns["grad"]
-    for turn in (imaginary, negated, imaginary):
-        assert table.accept_gradients([turn(grad) for grad in grads])
-        compare(operation, table, twin(table))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_lazy_conjugate_gradient(operation, device):
-    table = make(operation, [(1,), (30,)], torch.complex64, device)
-    grads = table.columns["grad"]
-    for turn in (torch.conj, lambda t: t):
-        assert table.accept_gradients([turn(grad) for grad in grads])
-        resolved = twin(table)
-        assert resolved.accept_gradients([grad.resolve_conj() for grad in resolved.columns["grad"]])
-        compare(operation, table, resolved)

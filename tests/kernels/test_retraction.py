@@ -14,7 +14,6 @@ every_rule = pytest.mark.parametrize("operation", [name for name in RULES if nam
 BIG = [*SHAPES, (2 * TILE + 9,)]
 SPHERES = Scale(Hyperball.formula, "direction", {}, Retraction())
 BRAKE = Scale(RadialBrake.formula, "direction", {}, Retraction(0.3, 0.6, fixed=False))
-every_scale = pytest.mark.parametrize("scale", [SPHERES, BRAKE], ids=["spheres", "brake"])
 
 
 def norm_itself(norm):
@@ -91,9 +90,10 @@ def test_rows_end_on_their_spheres(operation, device):
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype"), [("sgd", torch.float32), ("adamw", torch.bfloat16), ("lion", torch.float32)]
+    ("operation", "dtype", "scale"),
+    [("sgd", torch.float32, SPHERES), ("adamw", torch.bfloat16, BRAKE), ("lion", torch.float32, BRAKE)],
+    ids=["sgd-spheres", "adamw-brake", "lion-brake"],
 )
-@every_scale
 def test_factors_that_are_known(operation, scale, dtype, device):
     """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
     table = spheres(operation, dtype, device)

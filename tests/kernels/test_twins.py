@@ -142,14 +142,6 @@ def test_one_table_serves_several_operations(device):
     agree("sgd", table, HYPER["sgd"])
 
 
-@pytest.mark.parametrize("operation", STEPS)
-def test_multiplier_zero_leaves_the_parameter(operation, device):
-    table = make(operation, [(1030,)], torch.float32, device, [Row(0, multiplier=0.0)])
-    before = table.columns["param"][0].clone()
-    triton.step(RULES[operation], table, HYPER[operation])
-    assert torch.equal(table.columns["param"][0], before)
-
-
 @pytest.mark.parametrize("backend", [reference, triton])
 def test_betas_of_zero_forget_exactly(backend, device):
     table = make("adamw", [(1030,)], torch.float32, device)

@@ -214,6 +214,7 @@ def test_other_kinds_are_refused(batch, kind):
     for call in (
         lambda: calibrate(Language(), [batch], next_token),
         lambda: scale_invariant(Language(), batch, next_token),
+        lambda: gradinit_(Language(), [batch] * 3, next_token, lr=0.1, steps=1),
         lambda: metainit_(Language(), [batch], next_token),
     ):
         with pytest.raises(ValueError, match=message):

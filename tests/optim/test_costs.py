@@ -6,11 +6,11 @@ import pytest
 import torch
 from cases import KINDS, every_name, over
 from pairs import twin_parameters
-from steps import OPTIONS, OURS, compare, cost, gradients, parameters
+from steps import ALL, OPTIONS, OURS, compare, cost, gradients, parameters
 from tables import change_sizes
 from tolerances import same
 
-from fused_lwlr import LAMB, LARS
+from fused_lwlr import ELR, LAMB, LARS
 
 
 @over(KINDS)
@@ -47,12 +47,28 @@ def test_a_gate_reads_the_gradients_once_more(name, scaling, memory, again, more
         assert turn == 0 or more_read == again
 
 
-@pytest.mark.parametrize("options", [{"stochastic_rounding": True}, {"capturable": True}], ids="-".join)
-def test_precision_is_one_launch(options, device):
-    named = parameters([(3, 5), (4,)], torch.bfloat16, device)
-    optimizer = OURS["adamw"](named, lr=0.1, **options, backend="triton")
+@pytest.mark.parametrize(
+    ("name", "dtype", "options", "memory", "again"),
+    [
+        ("adamw", torch.bfloat16, {"stochastic_rounding": True}, 14, 0),
+        ("adamw", torch.bfloat16, {"capturable": True}, 14, 0),
+        ("adamw", torch.float32, {"cautious_decay": True}, 28, 0),
+        ("lion", torch.float32, {"cautious_decay": True}, 20, 0), ("sgd", torch.float32, {"scaled": True}, 12, 0),
+        ("adamw", torch.float32, {"scaled": True}, 28, 0),
+        ("sgd", torch.float32, {"scaled": True, "scaling": ELR(0.1)}, 12, 4),
+        ("adamw", torch.float32, {"scaled": True, "scaling": ELR(0.1)}, 28, 16),
+    ],
+)  # fmt: skip
+def test_options_that_add_nothing(name, dtype, options, memory, again, device):
+    """One launch and the bytes of a step without; `scaled` are gradients with the loss scale of a GradScaler."""
+    named = parameters([(3, 5), (4,)], dtype, device)
+    options = dict(options)
+    scaled = options.pop("scaled", False)
+    optimizer = ALL[name](named, lr=0.1, **options, backend="triton")
+    if scaled:
+        optimizer.grad_scale, optimizer.found_inf = torch.ones((), device=device), torch.zeros((), device=device)
     cost(optimizer, named)
-    assert cost(optimizer, named) == (1, 14, 0)
+    assert cost(optimizer, named) == (1, memory, again)
 
 
 @every_name

@@ -8,7 +8,7 @@ import torch
 from cases import every_backend
 from pairs import compare_weights, twin_parameters
 from plain_lion import PlainLion
-from steps import ALL, OPTIONS, SHAPES, TORCH, compare, cost, gradients, parameters, saved, train, twin
+from steps import ALL, OPTIONS, SHAPES, TORCH, compare, gradients, parameters, saved, train, twin
 from tolerances import EPS, close, same
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import lr_scheduler
 
 import fused_lwlr
-from fused_lwlr import ELR, LAMB, multipliers
-from fused_lwlr.kernels import triton
+from fused_lwlr import multipliers
 
 PLAIN = {**TORCH, "lion": PlainLion}
 CORRECTED = {"p0": {"corrected_decay": True}, "p2": {"corrected_decay": True, "weight_decay": 2.0, "lr": 0.5}}
@@ -48,29 +47,6 @@ def test_corrected_decay_is_decay_times_lr_over_its_maximum(name, backend, devic
         assert ours.layers()["p2"]["weight_decay"] == pytest.approx(decays[2])
     check = same if backend == "torch" and name != "lion" else partial(close, steps=8)
     compare_weights(check, named, expected)
-
-
-@every_backend
-@every_rule
-def test_corrected_decay_of_numbers_on_the_device(name, backend, device):
-    """The device multiplies the decay by lr, which may be a tensor, and so may the decay."""
-    for tensors in (("lr",), ("weight_decay",), ("lr", "weight_decay")):
-        named, expected = twin_parameters(SHAPES, torch.float32, device)
-        options = {**OPTIONS[name], "lr": 0.1}
-        ours = ALL[name](named, **options, layers=CORRECTED, capturable=True, backend=backend)
-        plain = ALL[name](expected, **options, layers=CORRECTED, backend="torch")
-        group = ours.param_groups[0]
-        group.update({key: torch.tensor(group[key], device=device) for key in tensors})
-        for step, lr in enumerate(RATES):
-            numbers = {"lr": lr, "weight_decay": 0.1 * (step + 1)}
-            plain.param_groups[0].update(numbers)
-            for key, number in numbers.items():
-                if key in tensors:
-                    group[key].fill_(number)
-                else:
-                    group[key] = number
-            train((ours, plain), (named, expected), 1)
-            compare_weights(close, named, expected, 4 * (step + 1))
 
 
 @every_rule
@@ -201,28 +177,6 @@ def test_cautious_decay_is_the_formula(name, backend, device):
     assert 0.2 < decayed < 0.8
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "scaling"),
-    [
-        ("adamw", torch.float32, None), ("lion", torch.float32, ELR(0.1)), ("adamw", torch.bfloat16, LAMB()),
-        ("lion", torch.bfloat16, None), ("adamw", torch.float16, ELR(0.1)),
-    ],
-)  # fmt: skip
-def test_backends_agree_on_cautious_decay(name, dtype, scaling, device):
-    """With exact state, where the decay also enters a norm."""
-    named, other = twin_parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
-    options = {**OPTIONS[name], "weight_decay": 0.5, "scaling": scaling, "state_dtype": torch.float32}
-    options |= {"cautious_decay": True, "layers": {"p2": {"weight_decay": 0.0}, **CORRECTED, "p1": 0.5}}
-    options |= {"amsgrad": True} if name == "adamw" else {}
-    ours, reference = (ALL[name](t, **options, backend=b) for t, b in ((named, "triton"), (other, "torch")))
-    triton.launch_counts.clear()
-    train((ours, reference), (named, other), 1)
-    assert triton.launch_counts["launches"] == 1
-    compare(partial(close, steps=4), ours, reference, named, other)
-    if scaling is not None:
-        close(ours.layer_stats().values.float(), reference.layer_stats().values.float(), 4)
-
-
 @every_backend
 @every_decoupled
 def test_cautious_decay_by_sign(name, backend, device):
@@ -260,18 +214,6 @@ def test_cautious_decay_goes_with_other_options(name, backend, device):
     twins = [[(str(i), p) for i, p in enumerate(o.param_groups[0]["params"])] for o in optimizers]
     train(optimizers, twins, 2)
     compare(partial(close, steps=2), *optimizers, *twins)
-
-
-@every_decoupled
-def test_cautious_decay_costs_nothing(name, device):
-    """One launch, and the bytes of a step without."""
-    costs = []
-    for cautious in (False, True):
-        named = parameters([(64, 64)], torch.float32, device)
-        ours = ALL[name](named, **OPTIONS[name], cautious_decay=cautious, backend="triton")
-        train((ours,), (named,), 1)
-        costs.append(cost(ours, named))
-    assert costs[0] == costs[1] == (1, 28 if name == "adamw" else 20, 0)
 
 
 def test_cautious_decay_is_refused(device):

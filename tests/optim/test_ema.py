@@ -159,24 +159,6 @@ def test_a_skipped_step_leaves_the_average(name, backend, how, device):
 
 
 @every_case
-def test_a_parameter_without_a_step_keeps_its_average(name, backend, device):
-    """AveragedModel would continue averaging; a parameter that never had a gradient has no average at all."""
-    named = parameters([(4,), (3,), (2,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend)
-    (_, stepped), (_, later_frozen), (_, frozen) = named
-    for present in (named[:2], named[:1]):
-        ours.zero_grad()
-        gradients(present)
-        before = [state["ema"].clone() for state in ours.state.values()]
-        with torch.no_grad():
-            later_frozen.mul_(3)
-        ours.step()
-    close(ours.state[stepped]["ema"], before[0].lerp(stepped.detach(), 1 - 0.9))
-    same(ours.state[later_frozen]["ema"], before[1])
-    assert frozen not in ours.state
-
-
-@every_case
 def test_a_warm_up(name, backend, device):
     """The schedule of the docstring, compared with an average in double precision."""
     named = parameters(SHAPES, torch.float32, device)
@@ -231,18 +213,3 @@ def test_turned_off_while_a_parameter_has_no_gradient(name, backend, in_backward
         ours.step()
         ours.zero_grad()
         assert ours.state[named[1][1]].keys() & {"ema", "radius"} == entries
-
-
-@every_case
-@pytest.mark.parametrize("wrong", [1.5, "0.9", torch.tensor(0.9), torch.ones(2)], ids=str)
-def test_a_warm_up_that_goes_wrong(name, backend, wrong, device):
-    """The step refuses it and changes nothing."""
-    named = parameters([(3,)], torch.float32, device)
-    ours = OURS[name](named, ema=0.9, backend=backend)
-    train((ours,), (named,), 1)
-    before = snapshot(ours, named)
-    ours.param_groups[0]["ema"] = wrong
-    with pytest.raises(ValueError, match=r"'ema' of a param group must be a number, at least 0 and below 1"):
-        train((ours,), (named,), 1)
-    ours.param_groups[0]["ema"] = 0.9
-    assert identical(snapshot(ours, named), before)

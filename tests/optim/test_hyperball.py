@@ -7,10 +7,9 @@ from functools import partial
 import pytest
 import torch
 from cases import every_backend
-from pairs import twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, TORCH, compare, gradients, parameters, saved, train, twin
-from tolerances import close, same, same_on_cpu
+from tolerances import same, same_on_cpu
 
 from fused_lwlr import ELR, LAMB, Hyperball, RadialBrake, ScaleInvariant
 
@@ -61,45 +60,6 @@ def test_the_formula_as_printed(name, options, device):
             torch.testing.assert_close(named[i][1].detach(), expected, rtol=1e-12, atol=1e-13 * (step + 1))
         same(named[1][1].detach(), plain[0][1].detach())
     assert "radius" not in ours.state.get(named[1][1], {})
-
-
-MORE = [
-    {}, {"layers": {"p0[1:3]": 0.5, "p0[3:6]": 2.0}}, {"clip_global_norm": 0.5, "nonfinite": "skip"},
-    {"ema": 0.9}, {"capturable": True},
-]  # fmt: skip
-
-
-NAMES = [("sgd", {"momentum": 0.9, "nesterov": True}), ("adamw", {"amsgrad": True}), ("lion", {})]
-
-
-# each compiles a kernel: options that no rule sees go with one of the rules
-@pytest.mark.parametrize(
-    ("name", "options", "scaling", "dtype", "more"),
-    [
-        *((*NAMES[i % 3], Hyperball(), torch.float32, more) for i, more in enumerate(MORE)),
-        *((*each, Hyperball(), torch.bfloat16, {}) for each in NAMES),
-        (*NAMES[0], ELR(0.3, retract="sphere"), torch.float32, {}),
-        (*NAMES[2], Hyperball(), torch.float16, {"clip_global_norm": 0.5}),
-        (*NAMES[1], Hyperball(), torch.bfloat16, {"master_weights": True, "ema": 0.9}),
-        (*NAMES[0], ELR(0.3, retract="sphere"), torch.float16, {"master_weights": True, "layers": {"p0[1:3]": 0.5}}),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
-)  # fmt: skip
-def test_twins(name, options, scaling, dtype, more, device):
-    """Kernels against the reference, with every other option of a step."""
-    named, expected = twin_parameters([(6, 35), (5,), (2, 3), (0, 3)], dtype, device)
-    options = {**OPTIONS[name], **options, **more, "scaling": scaling}
-    ours, other = (ALL[name](t, **options, backend=b) for t, b in ((named, "triton"), (expected, "torch")))
-    for step in range(3):
-        train((ours, other), (named, expected), 1)
-        compare(partial(close, steps=step + 1), ours, other, named, expected)
-        close(ours.layer_stats().values.float(), other.layer_stats().values.float(), steps=8 * (step + 1))
-        if dtype != torch.float32:
-            # start again from equal values, or rounding differences would grow
-            for (_, p), (_, q) in zip(named, expected, strict=True):
-                q.data.copy_(p)
-                for key, value in other.state[q].items():
-                    value.copy_(ours.state[p][key])
 
 
 @every_name

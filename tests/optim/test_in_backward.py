@@ -62,13 +62,13 @@ def twins(cls, device, dtype=torch.float32, size=200, groups=None, net=Net, **op
     return sides
 
 
-def train(sides, steps=STEPS, **forward):
+def train(sides, steps=STEPS):
     for _ in range(steps):
         param = next(sides[0][0].parameters())
         x = uniform((5, FEATURES), torch.float32, param.device).to(param.dtype)
         for model, optimizer in sides:
             optimizer.zero_grad()
-            model(x, **forward).square().mean().backward()
+            model(x).square().mean().backward()
             optimizer.step()
 
 
@@ -85,12 +85,13 @@ def holds_lr(scaling):
     return scale is not None and (scale.target == "direction" or "lr" in scale.arguments)
 
 
+# buckets are alike in every dtype: one scaling of each kind in the other dtypes
 ROWS = [
     (name, backend, scaling, dtype)
     for name in RULES
     for backend in BACKENDS
-    for scaling in (None, *(SCALINGS if backend == "torch" else KINDS))
     for dtype in DTYPES
+    for scaling in (None, *(SCALINGS if backend == "torch" and dtype == torch.float32 else KINDS))
     if not (backend == "triton" and (dtype == torch.float64 or (dtype == torch.bfloat16 and scaling is not None)))
     and not (name == "lr in momentum" and scaling is not None and holds_lr(scaling))
     and not (name == "lion" and dtype != torch.float32)
@@ -127,6 +128,7 @@ MORE = {
     "no state": ("sgd", torch.float32, {"momentum": 0}),
     "counts on the device": ("adamw", torch.float32, {"capturable": True}),
     "tensor lr": ("adamw", torch.float32, {"lr": torch.tensor(0.01)}),
+    "stochastic rounding": ("sgd", torch.bfloat16, {"stochastic_rounding": True}),
     "patterns": ("sgd", torch.float32, {"scaling": LARS(select="blocks.*")}),
 }
 
@@ -152,14 +154,6 @@ def test_layers_without_names(backend, device):
     expected, found = (optimizer.layer_stats() for _, optimizer in sides)
     assert found.names == expected.names
     same(found.values, expected.values)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_another_order_of_layers(backend, device):
-    sides = twins(ALL["adamw"], device, backend=backend, scaling=LAMB(), **OPTIONS["adamw"])
-    for order in [(0, 1, 2), (2, 1, 0), (0, 2), (1, 2, 0, 1), (0, 1, 2)]:
-        train(sides, 2, order=order)
-        check(sides)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -363,16 +357,6 @@ def test_two_optimizers(device):
     weights = [list(model.parameters()) for model in models]
     assert identical(weights[0], weights[1])
     assert identical(weights[0], weights[2])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_stochastic_rounding(backend, device):
-    """The bits of a step after backward, in one bucket and in several."""
-    options = {**OPTIONS["sgd"], "backend": backend, "stochastic_rounding": True}
-    for size in (1, 200, 1 << 30):
-        sides = twins(ALL["sgd"], device, torch.bfloat16, size, **options)
-        train(sides)
-        check(sides)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

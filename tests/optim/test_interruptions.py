@@ -7,9 +7,7 @@ import torch
 from pairs import twin_parameters
 from steps import OPTIONS, OURS, compare, gradients, identical, snapshot, train
 from tolerances import same
-from torch import nn
 
-import fused_lwlr
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import reference, triton
 from fused_lwlr.kernels.triton import launch as launching
@@ -130,49 +128,6 @@ def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch)
 
     untouched(*pairs, step)
     assert len(launches) == (launch + 1 if backend == "triton" else 0)
-
-
-@pytest.mark.parametrize(("backend", "taken"), [("torch", 0), ("torch", 2), ("triton", 1)])
-def test_a_launch_that_rescales_raises(backend, taken, device, monkeypatch):
-    """Weights that were not stepped are not divided either."""
-
-    def network():
-        torch.manual_seed(0)
-        layers = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
-        return nn.Sequential(*layers).to(device)
-
-    batch = torch.randn(4, 1, 8, 8, device=device), torch.arange(4, device=device) % 3
-    models = [network() for _ in range(2)]
-    optimizers = []
-    for model in models:
-        found = fused_lwlr.scale_invariant(model, batch, nn.functional.cross_entropy, backend="torch")
-        assert len(found.weights) == 1
-        options = {"lr": 0.1, "momentum": 0.9, "rescale_weights": found, "scaling": ELR(0.1), "backend": backend}
-        optimizers.append(fused_lwlr.SGD(model.named_parameters(), **options))
-
-    def step(i):
-        optimizers[i].zero_grad()
-        nn.functional.cross_entropy(models[i](batch[0]), batch[1]).backward()
-        optimizers[i].step()
-
-    for _ in range(taken):
-        step(0)
-        step(1)
-    before = [p.detach().clone() for p in models[0].parameters()]
-    with monkeypatch.context() as patch:
-        if backend == "torch":
-            patch.setattr(reference, "prepare", launch_interrupted)
-        else:
-            patch.setattr(launching, "grid", interrupt)
-        with pytest.raises(Interrupted):
-            step(0)
-    assert identical([p.detach() for p in models[0].parameters()], before)
-    # an extra forward pass, so that both models have the same running statistics
-    models[1](batch[0])
-    for _ in range(2):
-        step(0)
-        step(1)
-    assert identical(models[0].state_dict(), models[1].state_dict())
 
 
 SIGNALS = {"SIGINT": KeyboardInterrupt, "SIGALRM": Interrupted, "SIGTERM": Interrupted}

@@ -64,9 +64,16 @@ def test_layers_are_param_groups(name, backend, more, device):
         compare(same, ours, theirs, named, expected)
 
 
-@pytest.mark.parametrize("scaling", [None, ELR(0.1), LAMB(), BalancedLR()], ids=name_of)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@every_rule
+# each compiles a kernel: every rule with every scaling, in dtypes that take turns
+SCALINGS = [None, ELR(0.1), LAMB(), BalancedLR()]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "scaling"),
+    [(name, DTYPES[(i + j) % 3], scaling) for i, name in enumerate(ALL) for j, scaling in enumerate(SCALINGS)],
+    ids=name_of,
+)
 def test_backends_agree(name, dtype, scaling, device):
     """Both are also compared with our param groups, including the case where the decay enters a norm."""
     named = parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
@@ -134,24 +141,35 @@ def test_schedulers_reach_every_layer(name, backend, device):
     compare_weights(close, named, expected, 8)
 
 
+CORRECTED = {"p0": {"corrected_decay": True}, "p2": {"corrected_decay": True, "weight_decay": 2.0, "lr": 0.5}}
+
+
+@pytest.mark.parametrize("tensors", [("lr",), ("weight_decay",), ("lr", "weight_decay")], ids="-".join)
+@pytest.mark.parametrize("layers", [None, CORRECTED], ids=["own", "corrected"])
 @every_backend
 @every_rule
-def test_numbers_on_the_device(name, backend, device):
-    """Tensors for the rate and the decay, which the device multiplies, and step counts there."""
+def test_numbers_on_the_device(name, backend, layers, tensors, device):
+    """Tensors for the rate, the decay or both, which the device multiplies, also where the decay follows the rate."""
     named, expected = twin_parameters(SHAPES, torch.float32, device)
-    ours = ALL[name](named, **OPTIONS[name], layers=layers_of(name, named), capturable=True, backend=backend)
-    lr, decay = (torch.tensor(OPTIONS[name][key], device=device) for key in ("lr", "weight_decay"))
-    ours.param_groups[0].update(lr=lr, weight_decay=decay)
-    theirs = ALL[name](expected, **OPTIONS[name], layers=layers_of(name, named), backend="torch")
+    options = {**OPTIONS[name], "lr": 0.1, "layers": layers or layers_of(name, named)}
+    ours = ALL[name](named, **options, capturable=True, backend=backend)
+    theirs = ALL[name](expected, **options, backend="torch")
+    group = ours.param_groups[0]
+    group.update({key: torch.tensor(group[key], device=device) for key in tensors})
     for step in range(4):
-        lr.fill_(0.1 / (step + 1)), decay.fill_(0.1 * step)
-        theirs.param_groups[0].update(lr=lr.item(), weight_decay=decay.item())
+        numbers = {"lr": 0.1 / (step + 1), "weight_decay": 0.1 * step}
+        theirs.param_groups[0].update(numbers)
+        for key, number in numbers.items():
+            if key in tensors:
+                group[key].fill_(number)
+            else:
+                group[key] = number
         train((ours, theirs), (named, expected), 1)
         compare_weights(close, named, expected, 4 * (step + 1))
-    assert ours.layers()["p2"]["weight_decay"] == pytest.approx(0.3 * OWN[name][2]["weight_decay"])
+    for key, own in theirs.layers().items():
+        assert ours.layers()[key]["weight_decay"] == pytest.approx(own["weight_decay"])
 
 
-CORRECTED = {"p0": {"corrected_decay": True}, "p2": {"corrected_decay": True, "weight_decay": 2.0, "lr": 0.5}}
 CAUTIOUS, BY_LAMB = {"cautious_decay": True}, {"scaling": LAMB()}
 REPLAYED = [(name, options, None) for name in ALL for options in ({}, BY_LAMB)] + [
     ("sgd", {}, CORRECTED), ("adamw", BY_LAMB, CORRECTED), ("lion", {}, CORRECTED), ("adamw", CAUTIOUS, CORRECTED),

@@ -147,16 +147,3 @@ LAYOUTS = {
 def test_layouts(name, backend, layout, dtype, device):
     named = [("p", nn.Parameter(LAYOUTS[layout](dtype, device)))]
     follow(named, backend, 3, *pair_of(name, named, backend))
-
-
-@every_case
-def test_freezing(name, backend, device):
-    """A parameter without a gradient keeps its exact weight, and one whose gradient comes late begins with its own."""
-    named = parameters([(6, 5), (7,), (8,)], torch.bfloat16, device)
-    absent = [(2,), (1, 2), (0,), (), (1,)]
-
-    def change(step):
-        for i in absent[step]:
-            named[i][1].grad = None
-
-    follow(named, backend, 5, *pair_of(name, named, backend), change)

@@ -1,6 +1,7 @@
 """Exact weights combined with every other option, and with skipped steps."""
 
 from functools import partial
+from itertools import cycle
 
 import pytest
 import torch
@@ -25,10 +26,13 @@ def master_of(optimizer, param):
     return optimizer.state[param]["master_weight"]
 
 
+# each option compiles a kernel, with one of the rules
 @pytest.mark.parametrize(
-    "options", WITHOUT_NORMS, ids=lambda o: "-".join(name_of(v) if k == "scaling" else k for k, v in o.items())
+    ("name", "backend", "options"),
+    [(name, "torch", options) for name in OURS for options in WITHOUT_NORMS]
+    + [(name, "triton", options) for name, options in zip(cycle(OURS), WITHOUT_NORMS, strict=False)],
+    ids=lambda o: o if isinstance(o, str) else "-".join(name_of(v) if k == "scaling" else k for k, v in o.items()),
 )
-@every_case
 def test_equals_float32(name, backend, options, device):
     """The same result as an optimizer of float32 parameters with the same gradients."""
     named = parameters(SHAPES, torch.bfloat16, device)
@@ -101,9 +105,12 @@ def test_rescaled_weights(backend, device):
 
 
 @nan_arithmetic
-@pytest.mark.parametrize("scaling", [None, LAMB()], ids=name_of)
-@pytest.mark.parametrize("why", ["found_inf", "nonfinite"])
-@every_case
+@pytest.mark.parametrize(
+    ("name", "backend", "why", "scaling"),
+    [(name, "torch", why, s) for name in OURS for why in ("found_inf", "nonfinite") for s in (None, LAMB())]
+    + [("sgd", "triton", "found_inf", LAMB()), ("adamw", "triton", "nonfinite", None)],
+    ids=name_of,
+)
 def test_a_skipped_step_changes_nothing(name, backend, why, scaling, device):
     """An edit of the parameter, which the exact weight has not followed yet, is not lost by it."""
     named = parameters(SHAPES, torch.float16, device)

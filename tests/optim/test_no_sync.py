@@ -126,7 +126,8 @@ GATES = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}]
 def test_gradients_stay_as_they_are(name, backend, scaling, more, device):
     named = parameters([(3, 5)], torch.float32, device)
     optimizer = OURS[name](named, **OPTIONS[name], scaling=scaling, **more, backend=backend)
-    for _ in range(2):
+    for maximize in (False, True):
+        optimizer.param_groups[0]["maximize"] = maximize
         gradients(named)
         grads, version = [p.grad.clone() for _, p in named], [p._version for _, p in named]
         counts, addresses = [p.grad._version for _, p in named], [p.grad.data_ptr() for _, p in named]

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 from cases import ALL, every_backend, every_case, every_name, nan_arithmetic, overflow
-from pairs import beside_torch, compare_weights
+from pairs import compare_weights
 from skipping import every_row, pair_of, spoil, state_of
-from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, train, uniform
+from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train, uniform
 from tolerances import close
 
 from fused_lwlr import ELR, LAMB, LARC, LARS
@@ -130,22 +130,6 @@ def test_large_gradients_are_finite(name, nonfinite, backend, device):
 
 
 @every_backend
-@every_row
-@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
-def test_nothing_to_skip(name, row, nonfinite, backend, device):
-    """Counting on the device changes no result: the same as torch.optim."""
-    own = {"nonfinite": nonfinite}
-    ours, torchs, named, expected = beside_torch(name, [(3, 5), (2,)], device, backend, own=own, **row)
-    steps = 10 if backend == "torch" else 3
-    train((ours, torchs), (named, expected), steps)
-    for (_, p), (_, q) in zip(named, expected, strict=True):
-        close(p.detach(), q.detach(), steps)
-        for key, value in torchs.state.get(q, {}).items():
-            if value is not None:
-                close(ours.state[p][key], value.to(p.device), steps)
-
-
-@every_backend
 @every_name
 def test_steps_of_an_empty_parameter_count(name, backend, device):
     """A launch without elements counts as well, as on a process that holds no part of a sharded parameter."""
@@ -193,16 +177,3 @@ def test_closure_is_called_and_its_step_skipped(name, backend, device):
     assert identical(snapshot(ours, named), before)
     scale[0] = 1.0
     assert ours.step(closure) < first
-
-
-@nan_arithmetic
-@every_case
-def test_propagate_equals_torch(name, backend, device):
-    ours, torchs, named, expected = beside_torch(name, [(3, 5), (4,)], device, backend, own={"nonfinite": "propagate"})
-    gradients(named, expected)
-    for pairs in (named, expected):
-        spoil(pairs, math.nan)
-        spoil(pairs, math.inf, layer=1)
-    ours.step()
-    torchs.step()
-    compare(close, ours, torchs, named, expected)

@@ -1,14 +1,13 @@
 """A custom rule: it only needs a formula and a class."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from cases import every_backend
 from pairs import twin_parameters
-from steps import gradients, identical, parameters, saved, snapshot, train, twin
-from tolerances import close, same
+from steps import gradients, parameters, train
+from tolerances import close
 
 from fused_lwlr import ELR, LAMB, Hyperball
 from fused_lwlr.kernels import Rule
@@ -106,19 +105,18 @@ def test_the_formula(mode, backend, device):
             torch.testing.assert_close(ours.state[p]["ema"].double(), averages[i], rtol=0, atol=4e-6)
 
 
-OPTIONS = [
-    {"scaling": Hyperball(), "clip_global_norm": 0.5},
-    {"scaling": LAMB(), "nonfinite": "skip", "cautious_decay": True},
-    {"master_weights": True, "maximize": True},
-    {"stochastic_rounding": True},
-    {"capturable": True, "layers": {"p0": {"corrected_decay": True}}},
-]
-every_option = pytest.mark.parametrize("options", OPTIONS, ids="-".join)
-
-
-@every_option
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_backends_agree(options, dtype, device):
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.bfloat16, {"scaling": Hyperball(), "clip_global_norm": 0.5}),
+        (torch.float32, {"scaling": LAMB(), "nonfinite": "skip", "cautious_decay": True}),
+        (torch.bfloat16, {"master_weights": True, "maximize": True}),
+        (torch.bfloat16, {"stochastic_rounding": True}),
+        (torch.float32, {"capturable": True, "layers": {"p0": {"corrected_decay": True}}}),
+    ],
+    ids=str,
+)
+def test_backends_agree(dtype, options, device):
     named, other = twin_parameters([(6, 5), (), (1030,), (0,)], dtype, device)
     # with state in half precision, backends may round a tie either way
     options = {**options, "state_dtype": torch.float32}
@@ -128,23 +126,6 @@ def test_backends_agree(options, dtype, device):
         close(p.detach(), q.detach(), steps=8)
         for key, entry in ours[0].state[p].items():
             close(entry, ours[1].state[q][key], steps=8)
-
-
-@every_backend
-@every_option
-def test_a_state_dict_resumes_bit_identically(options, backend, device):
-    named = parameters([(6, 5), (7,)], torch.bfloat16, device)
-    ours = Signum(named, 0.02, 0.9, 0.3, backend=backend, **options)
-    train([ours], [named], 2)
-    again = twin(named)
-    resumed = Signum(again, 0.5, 0.1, backend=backend, **options)
-    resumed.load_state_dict(saved(ours.state_dict()))
-    copied = copy.deepcopy({"optimizer": resumed, "named": again})
-    train([ours, resumed, copied["optimizer"]], [named, again, copied["named"]], 2)
-    for (_, p), (_, q), (_, r) in zip(named, again, copied["named"], strict=True):
-        same(p.detach(), q.detach())
-        same(p.detach(), r.detach())
-    assert identical(snapshot(ours, named), snapshot(resumed, again))
 
 
 def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):

@@ -225,21 +225,6 @@ def test_replaced_state_is_freed(name, backend, members, device):
     assert before() is None
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("noisy", [False, True], ids=["", "noisy"])
-@every_name
-def test_same_bits_by_a_plan_that_was_kept(name, noisy, dtype, device):
-    """Includes sums over layers and noise."""
-    more = NOISY if noisy else OWN[name]
-    named, others = twin_parameters(SHAPES, dtype, device)
-    kept, anew = (OURS[name](pairs, **OPTIONS[name], **more, backend="triton") for pairs in (named, others))
-    for step in range(8):
-        anew._last_plans = None
-        turn((kept, anew), (named, others), TURNS[step % 3])
-        compare(same, kept, anew, named, others)
-
-
-NOISY = {"stochastic_rounding": True, "clip_global_norm": 0.5}
 ALONE = [
     ("sgd", {"clip_global_norm": 0.5}), ("sgd", {"scaling": LARS(select=everything), "nonfinite": "skip"}),
     ("sgd", OWN["sgd"]), ("adamw", {"scaling": LAMB(select=everything)}), ("adamw", {"ema": 0.9}),

@@ -33,17 +33,6 @@ def test_options_change(name, backend, device):
 
 
 @every_backend
-def test_momentum_begins_in_mid_training(backend, device):
-    twins = beside_torch("sgd", SHAPES, device, backend, momentum=0.0)
-    step(*twins)
-    assert not twins[0].state
-    for optimizer in twins[:2]:
-        optimizer.param_groups[0]["momentum"] = 0.9
-    step(*twins)
-    step(*twins)
-
-
-@every_backend
 def test_amsgrad_begins_in_mid_training(backend, device):
     """torch fails here (KeyError); the maximum starts from zero, and the other state is kept."""
     ours, torchs, named, expected = beside_torch("adamw", SHAPES, device, backend, amsgrad=True)

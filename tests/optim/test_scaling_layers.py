@@ -1,35 +1,12 @@
 """The layers of a scaling: a tensor or a slice of one, of any size and dtype, with its η."""
 
-from functools import partial
-
 import pytest
 import torch
-from cases import FORMULAS, VARIANTS, every_case
-from pairs import twin_parameters
-from steps import OPTIONS, OURS, SHAPES, compare, gradients, parameters, train
-from tolerances import close, same
+from cases import VARIANTS, every_case
+from steps import OPTIONS, OURS, gradients, parameters, train
+from tolerances import close
 
-from fused_lwlr import ELR, LARS
-
-
-@pytest.mark.parametrize(
-    ("name", "scaling", "backend"),
-    [(*case, "torch") for case in FORMULAS] + [(name, VARIANTS[i], "triton") for name in OURS for i in (0, 5, 9)],
-)
-def test_multipliers_are_groups(name, scaling, backend, device):
-    """η acts like a separate group with lr · η; 0 freezes a layer."""
-    shapes = SHAPES if backend == "torch" else [(3, 7), (5,), ()]
-    named, expected = twin_parameters(shapes, torch.float32, device)
-    etas = [0.5, 3.0, 0.0, 1.0, 0.1][: len(shapes)]
-    multipliers = {key: eta for (key, _), eta in zip(named, etas, strict=True) if eta != 1}
-    options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
-    ours = OURS[name](named, **options, layers=multipliers)
-    groups = [{"params": [pair], "lr": options["lr"] * eta} for pair, eta in zip(expected, etas, strict=True)]
-    others = OURS[name](groups, **options)
-    steps = 4 if backend == "torch" else 1
-    train((ours, others), (named, expected), steps)
-    # Triton rounds lr and η, or their product
-    compare(same if backend == "torch" else partial(close, steps=steps), ours, others, named, expected)
+from fused_lwlr import ELR
 
 
 @pytest.mark.parametrize(
@@ -59,21 +36,6 @@ def test_slices_are_layers(name, backend, scaling, device):
     stats = ours.layer_stats()
     assert stats.names == tuple(f"{key}[{a}:{b}]" for a, b, _ in cuts)
     torch.testing.assert_close(stats.trust_ratio, others.layer_stats().trust_ratio, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.complex64])
-@every_case
-def test_complex_is_pairs_of_reals(name, backend, dtype, device):
-    (_, p), (_, q) = parameters([(3, 5), (3, 5)], dtype, device)
-    pairs = [("q", torch.nn.Parameter(torch.view_as_real(q.detach()).clone()))]
-    p.data.copy_(q.data)
-    a, b = (OURS[name](t, **OPTIONS[name], scaling=LARS(), backend=backend) for t in ([("q", p)], pairs))
-    for _ in range(2):
-        gradients([("p", p)])
-        pairs[0][1].grad = torch.view_as_real(p.grad).clone()
-        a.step()
-        b.step()
-    same(torch.view_as_real(p.detach()), pairs[0][1].detach())
 
 
 @every_case

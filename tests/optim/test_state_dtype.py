@@ -1,14 +1,14 @@
 """Moments and momentum in a separate dtype: rounded once a step, and kept through checkpoints."""
 
-from functools import partial
-
 import pytest
 import torch
-from cases import every_backend, every_case, every_name, nan_arithmetic
+from cases import every_backend, every_case, every_name
 from pairs import twin_parameters
 from steps import OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, saved, train, twin
 from tolerances import EPS, close, same
 from torch import nn
+
+from bench.bytes_moved import without_kernels
 
 SHAPES = [(6, 5), (), (0,)]
 ALL = [torch.float32, torch.bfloat16, torch.float16]
@@ -92,7 +92,9 @@ def test_bytes(name, options, columns, dtype, state_dtype, device):
         named = parameters([(6, 5)], dtype, device)
         ours = ours_of(name, named, "triton", state_dtype=state_dtype, master_weights=master, **options)
         exact = 8 if master and dtype != torch.float32 else 0
-        assert cost(ours, named) == (1, 3 * dtype.itemsize + 2 * columns * state_dtype.itemsize + exact, 0)
+        with without_kernels():
+            found = cost(ours, named)
+        assert found == (1, 3 * dtype.itemsize + 2 * columns * state_dtype.itemsize + exact, 0)
         assert all(len(moments(ours, p)) == columns + bool(exact) for _, p in named)
 
 
@@ -129,28 +131,6 @@ def test_wider_parameters_keep_their_own(name, state_dtype, dtype, device):
     train((ours, plain), (named, others), 1)
     compare(same, ours, plain, named, others)
     assert {value.dtype for _, p in named for value in moments(ours, p).values()} == {dtype}
-
-
-@nan_arithmetic
-@every_case
-def test_clipped_and_skipped(name, backend, device):
-    """With clipping and a skipped step in the middle, which changes nothing; state keeps its dtype."""
-    named = parameters(SHAPES, torch.float32, device)
-    options = {"state_dtype": torch.bfloat16, "clip_global_norm": 0.5, "nonfinite": "skip"}
-    ours = ours_of(name, named, backend, **options)
-    reference = twin(named)
-    expected = ours_of(name, reference, "torch", **options)
-    for step in range(4):
-        gradients(named, reference)
-        if step == 2:
-            for pairs in (named, reference):
-                pairs[0][1].grad[0, 3] = float("inf")
-        before = [p.detach().clone() for _, p in named]
-        ours.step(), expected.step()
-        compare(partial(close, steps=8 * (step + 1)), ours, expected, named, reference)
-        for (_, p), q in zip(named, before, strict=True):
-            assert torch.equal(p, q) == (step == 2 or not p.numel())
-            assert {value.dtype for value in moments(ours, p).values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(("name", "option"), [("adamw", {"amsgrad": True}), ("sgd", {"momentum": 0.0})])

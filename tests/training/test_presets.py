@@ -209,7 +209,6 @@ def test_epochs_of_the_command_line_replace_steps_of_a_file(command, asked, tmp_
         ("--config a.toml", {"a.toml": "batch-size = 1\nbatch_size = 1"}, "--config a.toml has batch-size twice"),
         ("--config a.yaml", {"a.yaml": "lr: 1\nout: x\nlr: 2"}, "--config a.yaml: lr is given twice: give it once"),
         ("--config a.toml --eval-only", {"a.toml": "batch_size = 0"}, "a.toml: --batch-size 0: must be greater than"),
-        ("--model timm:resnet18 --pretrained --init lwlr", {}, "--init lwlr would overwrite the pretrained weights"),
     ],
 )  # fmt: skip
 def test_wrong_commands_get_one_line_in_the_users_spelling(line, files, message, command, tmp_path):
