@@ -100,8 +100,10 @@ class StepPlan:
             grads = list(map(local, grads))
         left, grads_left = iter(map(local, self._params) if self._distributed else self._params), iter(grads)
         for plan in self.launch_plans:
-            params, own = (list(islice(rest, len(plan.members))) for rest in (left, grads_left))
-            if not (plan.table.has_params(params) and plan.table.accept_gradients(own)):
+            count = len(plan.members)
+            if not plan.table.has_params(list(islice(left, count))):
+                return False
+            if not plan.table.accept_gradients(list(islice(grads_left, count))):
                 return False
         if not self.repeats:
             if not self._fits_any_gradients:

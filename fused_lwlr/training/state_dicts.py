@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fused_lwlr.optim.options import RADIUS
 from fused_lwlr.training.collectives import from_first, is_first, shared
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -97,7 +98,7 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
 def check_optimizer(
     saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, where: object
 ) -> None:
-    """Raise ValueError for state of other parameters, or of these in other groups."""
+    """Raise ValueError for state of other parameters, of these in other groups, or of other shapes."""
     mine = _names(model, optimizer)
     theirs = [list(group["params"]) for group in saved["param_groups"]]
     if theirs != mine:
@@ -108,6 +109,15 @@ def check_optimizer(
             odd = sorted(set(theirs[number]) ^ set(mine[number]))
             what = f"parameter group {number} differs in {_listed(odd[:3]) if odd else 'the order of its parameters'}"
         raise ValueError(f"{where} has the state of an optimizer with other parameters: {what}. Nothing was loaded")
+    params = dict(model.named_parameters())
+    for name, entry in saved["state"].items():
+        for key, value in entry.items() if name in params else ():
+            # a radius has the size of the layers of its parameter, and the optimizer checks it
+            if key != RADIUS and isinstance(value, Tensor) and value.dim() and value.shape != params[name].shape:
+                raise ValueError(
+                    f"{where} has the state of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but "
+                    f"the parameter {tuple(params[name].shape)}. Nothing was loaded"
+                )
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
