@@ -9,6 +9,7 @@ from cases import BACKENDS, nan_arithmetic, overflow
 from tables import sgd_hyper
 from tolerances import same
 
+import fused_lwlr
 from fused_lwlr.kernels import SGD, Table, reference, triton
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 
@@ -165,3 +166,17 @@ def test_parameters_seeds_and_steps_differ_in_a_step(backend, device):
         # half of them, give or take
         assert abs((a != b).sum().item() - 128) <= SIGMAS * 8
     same(first, by_step(backend, x, torch.bfloat16, device))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_noise_does_not_depend_on_gradients_of_other_layers(backend, device):
+    found = []
+    for absent in (True, False):
+        params = [torch.nn.Parameter(torch.full((256,), 1.0, dtype=torch.bfloat16, device=device)) for _ in range(2)]
+        optimizer = fused_lwlr.SGD(params, lr=1.0, momentum=0.9, stochastic_rounding=True, backend=backend)
+        for param in params[int(absent) :]:
+            param.grad = torch.full_like(param, 2.0**-9)
+        optimizer.step()
+        found.append(params[1].detach())
+    same(*found)
+    assert len(found[0].unique()) == 2
