@@ -1,14 +1,83 @@
 """Names and patterns of names, which select layers or leave them out."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 
+from torch import Tensor
 
-def split_patterns(patterns: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Patterns that select, and patterns that exclude, without their leading `!`."""
-    patterns = list(patterns)
-    return [p for p in patterns if not p.startswith("!")], [p[1:] for p in patterns if p.startswith("!")]
+Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
+
+
+def weights(name: str, param: Tensor) -> bool:
+    """Weights of convolutions, linear layers and embeddings: parameters with two or more dimensions."""
+    return param.dim() >= 2
+
+
+def everything(name: str, param: Tensor) -> bool:
+    """Every parameter."""
+    return True
+
+
+class Selection:
+    """The parameters that a selector selects.
+
+    Args:
+        select: a predicate of name and parameter, or one or more names and patterns of names with `*` and `?`. Patterns
+            that start with `!` exclude their matches from the selection of the other patterns, or, without others, from
+            the selection of `default`.
+        default: a selector.
+        owner: the class that has the argument `select`, for messages.
+
+    Attributes:
+        patterns: the names and patterns, as a tuple; None for a predicate.
+
+    Raises:
+        ValueError: `select` is neither a predicate, nor a name, nor names and patterns.
+    """
+
+    patterns: tuple[str, ...] | None = None
+
+    def __init__(self, select: Selector, default: Selector = weights, owner: str = ""):
+        self._select, self._default, self._owner = select, default, owner
+        if callable(select):
+            return
+        # patterns may be an iterator, which can be read only once
+        several = isinstance(select, Iterable) and not isinstance(select, str)
+        patterns: tuple[str, ...] = tuple(select) if several else (select,)  # type: ignore[assignment]
+        if not all(isinstance(pattern, str) for pattern in patterns):
+            # one line, also if it has tensors
+            shown = " ".join(repr(select).split())
+            raise ValueError(f"{self._argument(shown[:80])} must be a predicate, a name, or names and patterns")
+        self.patterns = patterns
+        self._chosen = [pattern for pattern in patterns if not pattern.startswith("!")]
+        self._excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+
+    def selects(self, name: str | None, param: Tensor) -> bool:
+        """Returns whether a parameter is selected. `name` is None if it has no name."""
+        if callable(self._select):
+            return bool(self._select(name or "", param))
+        if name is None or matches(name, self._excluded):
+            return False
+        if self._excluded and not self._chosen:
+            return Selection(self._default).selects(name, param)
+        return matches(name, self._chosen)
+
+    def check(self, names: Iterable[str] | None, kind: str) -> None:
+        """Raises ValueError if patterns have no names to match, or a pattern matches none. `kind` is of the names."""
+        if self.patterns is None:
+            return
+        if names is None:
+            raise ValueError(
+                f"{self._argument()} goes by names, but the parameters were given without: pass "
+                "model.named_parameters(), or groups of named parameters"
+            )
+        known = dict.fromkeys(names)
+        for pattern in (*self._chosen, *self._excluded):
+            find(pattern, known, self._argument(), kind)
+
+    def _argument(self, value: str = "") -> str:
+        return f"{self._owner}(select={value or '...'})" if self._owner else f"select={value}"
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

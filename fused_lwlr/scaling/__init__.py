@@ -1,7 +1,8 @@
 """Scalings: one factor for each layer and step, from norms that the step computes anyway."""
 
+from fused_lwlr.patterns import everything, weights
 from fused_lwlr.scaling.balanced import BalancedLR
-from fused_lwlr.scaling.base import Scaling, everything, weights
+from fused_lwlr.scaling.base import Scaling
 from fused_lwlr.scaling.clip import ClipByLayer
 from fused_lwlr.scaling.elr import ELR
 from fused_lwlr.scaling.hyperball import Hyperball

@@ -6,7 +6,7 @@ docs/adding-a-scaling.md shows how to write one.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
-from itertools import chain
+from functools import cached_property
 from numbers import Real
 from typing import Any, ClassVar, get_args
 
@@ -16,23 +16,12 @@ from torch import Tensor
 from fused_lwlr.kernels import Retraction, Rule, Scale
 from fused_lwlr.kernels.formula_check import check_formula
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, ScaleTarget
-from fused_lwlr.patterns import find, matches, split_patterns
+from fused_lwlr.patterns import Selection, Selector, weights
 
 FLOAT32 = torch.finfo(torch.float32)
 POSITIVE = "a finite number above 0", lambda value: 0 < value < math.inf
 NOT_NEGATIVE = "a finite number, at least 0", lambda value: 0 <= value < math.inf
 LIMIT = "a number above 0", lambda value: value > 0
-Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
-
-
-def weights(name: str, param: Tensor) -> bool:
-    """Weights of convolutions, linear layers and embeddings: parameters with two or more dimensions."""
-    return param.dim() >= 2
-
-
-def everything(name: str, param: Tensor) -> bool:
-    """Every parameter."""
-    return True
 
 
 @dataclass(frozen=True)
@@ -170,44 +159,22 @@ class Scaling:
             name: the name of the parameter or of the slice; None if it has no name.
             param: the parameter, of any shape and dtype.
         """
-        if callable(self.select):
-            return bool(self.select(name or "", param))
-        if name is None:
-            return False
-        chosen, left_out = self._patterns
-        if matches(name, left_out):
-            return False
-        if left_out and not chosen:
-            return Scaling(select=type(self).select).selects(name, param)
-        return matches(name, chosen)
+        return self._selection.selects(name, param)
 
-    def check(
-        self, names: Iterable[str] | None, argument: str = "", owner: str = "parameter of this optimizer"
-    ) -> None:
+    def check(self, names: Iterable[str] | None) -> None:
         """Check that the selector fits the parameters of an optimizer.
 
         Args:
             names: the names of the parameters; None if they have none.
-            argument, owner: the argument that gave the selector, and the kind of the names, for messages.
 
         Raises:
             ValueError: a selector by names without names, or a pattern that matches no name.
         """
-        if callable(self.select):
-            return
-        argument = argument or f"{type(self).__name__}(select=...)"
-        if names is None:
-            raise ValueError(
-                f"{argument} goes by names, but the parameters were given without: pass model.named_parameters(), or "
-                "groups of named parameters"
-            )
-        known = dict.fromkeys(names)
-        for pattern in chain(*self._patterns):
-            find(pattern, known, argument, owner)
+        self._selection.check(names, "parameter of this optimizer")
 
-    @property
-    def _patterns(self) -> tuple[list[str], list[str]]:
-        return split_patterns([self.select] if isinstance(self.select, str) else self.select)  # type: ignore[arg-type]
+    @cached_property
+    def _selection(self) -> Selection:
+        return Selection(self.select, type(self).select, type(self).__name__)
 
     def __post_init__(self) -> None:
         for name, (must_be, allows) in self._bounds:
@@ -215,13 +182,5 @@ class Scaling:
             is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
             if not (is_number and allows(value)):
                 raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
-        if not (callable(self.select) or isinstance(self.select, str)):
-            # patterns may be an iterator, which can be read only once
-            select = tuple(self.select) if isinstance(self.select, Iterable) else (self.select,)
-            if not all(isinstance(pattern, str) for pattern in select):
-                # one line, also if it has tensors
-                given = " ".join(repr(self.select).split())
-                raise ValueError(
-                    f"{type(self).__name__}(select={given:.80}) must be a predicate, a name, or names and patterns"
-                )
-            object.__setattr__(self, "select", select)
+        if not (self._selection.patterns is None or isinstance(self.select, str)):
+            object.__setattr__(self, "select", self._selection.patterns)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import minimum
-from fused_lwlr.scaling.base import POSITIVE, Scaling, Selector, everything
+from fused_lwlr.patterns import Selector, everything
+from fused_lwlr.scaling.base import POSITIVE, Scaling
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, Selector, everything
+from fused_lwlr.patterns import Selector, everything
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.ops import Backend
+from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
-from fused_lwlr.scaling import BalancedLR
-from fused_lwlr.scaling.base import weights
+from fused_lwlr.patterns import weights
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.records import LayerValues
 
@@ -27,10 +27,9 @@ class LayerProbe:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
-        scaling = getattr(optimizer, "scaling", None)
         self._optimizer: Any = optimizer
-        self._from_step = scaling is not None and not isinstance(scaling, BalancedLR)
-        self._trust = 1.0 if scaling is None else math.nan
+        self._from_step = isinstance(optimizer, FusedOptimizer) and optimizer.options.scale is not None
+        self._trust = 1.0 if getattr(optimizer, "scaling", None) is None else math.nan
         self._params = dict(model.named_parameters())
         self._measure = StatisticsPass(layers_of(model), backend)
         self._found: tuple[tuple[str, ...], Tensor, Tensor] = (), torch.empty(0), torch.empty(0)

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 
 from fused_lwlr.data import Batch, files
-from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.training.best import Best
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first
@@ -235,8 +234,7 @@ class Loop:
 
     def _grad_norm(self) -> float | None:
         """‖g‖ of the last step over all layers; None if the step needed no norms."""
-        scaling = self.trainer.optimizer.scaling
-        if scaling is None or isinstance(scaling, BalancedLR):
+        if self.trainer.optimizer.options.scale is None:
             return None
         norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
         return norm.square().sum().sqrt().item()

@@ -13,7 +13,7 @@ from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
-from fused_lwlr.scaling.base import Scaling, Selector, weights
+from fused_lwlr.patterns import Selection, Selector, weights
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.statistics import StatisticsPass
 
@@ -64,17 +64,17 @@ class ELRRecorder:
         backend: Backend = "auto",
     ):
         check_count("every", every)
-        selection = Scaling(select=select)
+        selection = Selection(select, weights)
         layers = named_layers(source)
         self.layers = [
             layer
             for layer in layers
             if selection.selects(layer.name, layer.param)
-            or (callable(select) and selection.selects(split_name(layer.name)[0], layer.param))
+            or (selection.patterns is None and selection.selects(split_name(layer.name)[0], layer.param))
         ]
         if not self.layers:
             raise ValueError(f"select={select!r} fits none of {len(layers)} layers")
-        selection.check([layer.name for layer in layers], "select=", "layer of the model")
+        selection.check([layer.name for layer in layers], "layer of the model")
         self._every, self._momentum = every, momentum
         self._measure = StatisticsPass(self.layers, backend)
         self._seen = 0

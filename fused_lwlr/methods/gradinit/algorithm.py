@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ from fused_lwlr.methods.gradinit.network import Network, Params, check_model, ex
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
 from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, require
 from fused_lwlr.methods.model import shown
-from fused_lwlr.scaling.base import Scaling, Selector, everything
+from fused_lwlr.patterns import Selection, Selector, everything
 
 Target = Literal["sgd", "adam"]
 Mode = Literal["official", "paper"]
@@ -246,20 +246,13 @@ class _Problem:
         return ValueError(f"in step {self.taken} {what}")
 
 
-@dataclass(frozen=True)
-class _Scales(Scaling):
-    """Selects the parameters whose scales are learned."""
-
-    select: Selector = field(default=everything, kw_only=True)
-
-
 def _learned(model: nn.Module, network: Network, select: Selector) -> list[bool]:
     """Returns, for each parameter, whether its scale is learned."""
-    selection, params = _Scales(select=select), dict(model.named_parameters())
+    selection, params = Selection(select, everything), dict(model.named_parameters())
     found = [selection.selects(name, params[name]) for name in network.weights]
     if not any(found):
         raise ValueError(f"select={select!r} fits none of {len(found)} parameters that require a gradient")
-    selection.check(network.weights, "select=", "parameter that requires a gradient")
+    selection.check(network.weights, "parameter that requires a gradient")
     return found
 
 
