@@ -54,7 +54,7 @@ class Selection:
         self._excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
 
     def selects(self, name: str | None, param: Tensor) -> bool:
-        """Returns whether a parameter is selected. `name` is None if it has no name."""
+        """Returns whether a parameter is selected. The name of a parameter without a name is None."""
         if callable(self._select):
             return bool(self._select(name or "", param))
         if name is None or matches(name, self._excluded):
@@ -64,7 +64,7 @@ class Selection:
         return matches(name, self._chosen)
 
     def check(self, names: Iterable[str] | None, kind: str) -> None:
-        """Raises ValueError if patterns have no names to match, or a pattern matches none. `kind` is of the names."""
+        """Raises ValueError if a pattern matches no name, or there are no names. Messages call the names a `kind`."""
         if self.patterns is None:
             return
         if names is None:

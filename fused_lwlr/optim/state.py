@@ -127,7 +127,7 @@ class StateSpec:
         return not self.on_device and "step" in state and not self._count(state["step"])
 
     def _taken(self, state: Mapping[str, Any]) -> Any:
-        """Returns the step count of a state, as it is stored; 0 or 1 if the rule does not count steps."""
+        """Returns the step count as the state has it. It is 0 or 1 if the rule does not count steps."""
         columns = self.options.rule.columns(self.group)
         if self.options.rule.counts_steps:
             return state.get("step", 0.0)

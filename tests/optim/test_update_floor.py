@@ -22,7 +22,7 @@ def first_direction(name, w, g, weight_decay):
     return own + weight_decay * w
 
 
-# kernels in half precision are of one rule each
+# one rule for each half-precision dtype, since kernels take time to compile
 @pytest.mark.parametrize(
     ("name", "backend", "dtype"),
     [(name, "torch", dtype) for name in ALL for dtype in DTYPES]
