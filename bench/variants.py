@@ -86,7 +86,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
     scaled = {
         **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": width,
         "FORMULA": formula.compiled(ELR.formula), "TARGET": target,
-        "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule), width),
+        "ARGUMENTS": step.arguments_of(ELR(0.1).factor_formula(rule), width),
         "SKIP": False, "RESCALE": False, "WRITE": True,
         "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
         "SLOTS": constants.GPU.queue_slots, "RETRACTS": False, "RETRACTION": None, **absent,
@@ -96,7 +96,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "ELR": ({}, ()),
         "Hyperball": ({
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
-            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), width), "RETRACTS": True,
+            "ARGUMENTS": step.arguments_of(Hyperball().factor_formula(rule), width), "RETRACTS": True,
             "RETRACTION": (0.0, 0.0, True),
         }, ()),
         "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),

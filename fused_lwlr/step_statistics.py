@@ -32,7 +32,7 @@ class StepStatistics(Columns):
     @property
     def trust_ratio(self) -> Tensor:
         """The factor of each layer, float64 [layers]; 1 if the scaling does not act on it."""
-        return self._column("scale")
+        return self._column("factor")
 
     @property
     def found_inf(self) -> Tensor:

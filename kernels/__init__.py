@@ -9,17 +9,30 @@ if __name__ == "fused_lwlr.kernels":
     from fused_lwlr.kernels.step_arguments import (
         RETRACTION_STATISTICS,
         STEP_STATISTICS,
+        FactorFormula,
         Factors,
         Gate,
         Retraction,
-        Scale,
         totals_of,
     )
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
     __all__ = [
-        "ADAMW", "LION", "RETRACTION_STATISTICS", "SGD", "STATISTICS", "STEP_STATISTICS", "Factors", "Gate", "Hyper",
-        "Retraction", "Row", "Rule", "Scale", "Table", "totals_of",
+        "ADAMW",
+        "LION",
+        "RETRACTION_STATISTICS",
+        "SGD",
+        "STATISTICS",
+        "STEP_STATISTICS",
+        "FactorFormula",
+        "Factors",
+        "Gate",
+        "Hyper",
+        "Retraction",
+        "Row",
+        "Rule",
+        "Table",
+        "totals_of",
     ]  # fmt: skip
 else:
     # a bare `import kernels` must not fail: transformers tries it, to find the version of another project

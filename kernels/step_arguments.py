@@ -13,19 +13,19 @@ from fused_lwlr.kernels.formula import Value, minimum, sqrt, where
 from fused_lwlr.kernels.table import STATISTICS
 from fused_lwlr.kernels.tensors import joined, sum_dtype
 
-ScaleTarget = Literal["gradient", "decayed", "direction"]
+FactorTarget = Literal["gradient", "decayed", "direction"]
 STEPS_OF_SHRINK = 2.0**24
 """A row that is only rescaled has no step count. Its rounding noise depends on this times 1 / Ŵ instead, since Ŵ
 differs from step to step."""
 # formulas cannot use names with a dot
 INFINITE = math.inf
 
-STEP_STATISTICS = (*STATISTICS[:4], "scale")
-"""Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
+STEP_STATISTICS = (*STATISTICS[:4], "factor")
+"""Columns that a step with a `FactorFormula` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, s.
 
 For a factor of the direction, Σw² is computed from the exact weights."""
 RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "direction_dot", "update_sq_sum")
-"""Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
+"""Columns if the `FactorFormula` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = (
     "norm", "weight_norm", "lr", "weight_decay", "grad_norm", "direction_norm", "grad_abs_sum", "dot",
 )  # fmt: skip
@@ -76,7 +76,7 @@ def update_sq_sum(rho: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_
     return grown * grown * weight_sq_sum - 2.0 * grown * moved * dot + moved * moved * direction_sq_sum
 
 
-class Scale(NamedTuple):
+class FactorFormula(NamedTuple):
     """One factor for each row with `Row.scaled`, from statistics of this step; 1 for the other rows.
 
     Attributes:
@@ -95,7 +95,7 @@ class Scale(NamedTuple):
     """
 
     formula: Callable[..., Tensor]
-    target: ScaleTarget
+    target: FactorTarget
     numbers: Mapping[str, float] = {}
     retraction: Retraction | None = None
 
@@ -159,12 +159,12 @@ class Factors(NamedTuple):
 
     Attributes:
         values: float64 [rows], one factor for each row.
-        target: as in `Scale`.
-        rho: float64 [rows], ρ of a `Scale` with a retraction, or None.
+        target: as in `FactorFormula`.
+        rho: float64 [rows], ρ of a `FactorFormula` with a retraction, or None.
     """
 
     values: Tensor
-    target: ScaleTarget
+    target: FactorTarget
     rho: Tensor | None = None
 
 

@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
     Attributes:
         multiplier: the learning-rate multiplier η.
-        scaled: whether a `Scale` acts on this row.
+        scaled: whether a `FactorFormula` acts on this row.
         power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of rows with
             `counts_for_max_norm`; 0 for no division, and with a `Retraction`. The first state, which is the momentum,
             is divided, too.

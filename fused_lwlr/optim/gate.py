@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Factors, Gate, Hyper, Scale, totals_of
+from fused_lwlr.kernels import FactorFormula, Factors, Gate, Hyper, totals_of
 from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.memory import is_addressable
@@ -53,7 +53,7 @@ class SkipReport:
             )
 
 
-Decision = tuple[Scale | Factors | None, Gate | None]
+Decision = tuple[FactorFormula | Factors | None, Gate | None]
 """The factors of a plan's rows and the decisions for all of them, or None."""
 
 
@@ -85,14 +85,14 @@ def factors_and_gates(
     With a `reducer`, which sums over the processes that share layers, factors are computed here too. That takes one
     all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
     """
-    scale = options.scale
-    if not options.totals_option and (reducer is None or scale is None):
+    formula = options.factor_formula
+    if not options.totals_option and (reducer is None or formula is None):
         # None, because even an empty gate selects the queue kernel
         gated = [None] * len(plans) if loss_scale is None else loss_scale_gates(plans, loss_scale)
-        return [(scale, gate) for gate in gated], None
+        return [(formula, gate) for gate in gated], None
     gates = loss_scale_gates(plans, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
-    direction = scale is not None and scale.target == "direction"
+    direction = formula is not None and formula.target == "direction"
     if reducer is None:
         sums = [
             plan.backend.statistics(
@@ -106,15 +106,15 @@ def factors_and_gates(
     gates, report = step_gates(options, plans, gates, sums)
     if options.balances:
         return list(zip(balanced(options, plans, sums), gates, strict=True)), report
-    if reducer is None or scale is None:
-        return [(scale, gate) for gate in gates], report
+    if reducer is None or formula is None:
+        return [(formula, gate) for gate in gates], report
     if direction and clips:
         again = measure(options, plans, hyper, DIRECTION, gates, reducer)
         sums = [
             torch.cat((first[:, :WEIGHT_SQ_SUM], second[:, WEIGHT_SQ_SUM:]), dim=1)
             for first, second in zip(sums, again, strict=True)
         ]
-    factors = [factors_of(options, *each, hyper, scale) for each in zip(plans, sums, gates, strict=True)]
+    factors = [factors_of(options, *each, hyper, formula) for each in zip(plans, sums, gates, strict=True)]
     return list(zip(factors, gates, strict=True)), report
 
 

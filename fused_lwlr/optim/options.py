@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Rule, Scale
+from fused_lwlr.kernels import FactorFormula, Rule
 from fused_lwlr.kernels.tensors import HALF
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
@@ -106,7 +106,8 @@ class StepOptions:
 
     def _refused(self) -> Sequence[tuple[bool, str]]:
         """Returns the combinations of options that are refused: whether one is given, and the message."""
-        scaling, scale, needs_gradients = self.scaling, self.scale, self.clip_global_norm is not None or self.skips
+        scaling, formula = self.scaling, self.factor_formula
+        needs_gradients = self.clip_global_norm is not None or self.skips
         return (
             (
                 self.lr_in_momentum and self.capturable,
@@ -114,7 +115,9 @@ class StepOptions:
                 "replay would not read",
             ),
             (
-                self.lr_in_momentum and scale is not None and (scale.target == "direction" or "lr" in scale.arguments),
+                self.lr_in_momentum
+                and formula is not None
+                and (formula.target == "direction" or "lr" in formula.arguments),
                 f"scaling={scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
                 "ClipByLayer or BalancedLR",
@@ -160,9 +163,9 @@ class StepOptions:
             )
 
     @cached_property
-    def scale(self) -> Scale | None:
+    def factor_formula(self) -> FactorFormula | None:
         """The formula of the scaling and its target."""
-        return None if self.scaling is None else self.scaling.scale(self.rule)
+        return None if self.scaling is None else self.scaling.factor_formula(self.rule)
 
     @cached_property
     def skips(self) -> bool:
@@ -172,7 +175,7 @@ class StepOptions:
     @cached_property
     def balances(self) -> bool:
         """Whether factors come from the norms of all weights before the step, and not from each layer's own norms."""
-        return self.scaling is not None and self.scale is None
+        return self.scaling is not None and self.factor_formula is None
 
     @cached_property
     def on_spheres(self) -> bool:

@@ -6,7 +6,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import STEP_STATISTICS, Factors, Gate, Hyper, Retraction, Scale
+from fused_lwlr.kernels import STEP_STATISTICS, FactorFormula, Factors, Gate, Hyper, Retraction
 from fused_lwlr.kernels.step_arguments import FACTOR
 from fused_lwlr.kernels.tensors import joined, upload, uploaded
 from fused_lwlr.optim.launch_plan import LaunchPlan
@@ -19,17 +19,17 @@ def ignored(norm: Tensor) -> Tensor:
     return norm
 
 
-GRADIENT = Scale(ignored, "gradient")
-"""The scale of a step that measures gradients and weights."""
-DIRECTION = Scale(ignored, "direction", retraction=Retraction(fixed=False))
-"""The scale of a step that also measures the direction. Due to the retraction it returns Σd² and ⟨w, d⟩."""
+GRADIENT = FactorFormula(ignored, "gradient")
+"""The formula of a step that measures gradients and weights."""
+DIRECTION = FactorFormula(ignored, "direction", retraction=Retraction(fixed=False))
+"""The formula of a step that also measures the direction. Due to the retraction it returns Σd² and ⟨w, d⟩."""
 
 
 def measure(
     options: StepOptions,
     plans: Sequence[LaunchPlan],
     hyper: Sequence[Hyper],
-    norms: Scale,
+    norms: FactorFormula,
     gates: Sequence[Gate],
     reducer: ShardReducer,
 ) -> list[Tensor]:
@@ -47,7 +47,7 @@ def measure(
 
 
 def factors_of(
-    options: StepOptions, plan: LaunchPlan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], scale: Scale
+    options: StepOptions, plan: LaunchPlan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], formula: FactorFormula
 ) -> Factors:  # fmt: skip
     """Returns the factors of a plan, and sets the statistics of its step, from its sums over all processes."""
     sums = sums.to(plan.device)
@@ -56,9 +56,9 @@ def factors_of(
     lr = as_tensor([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
     weight_decay = as_tensor([h.applied_decay for h in hyper], sums)[of_row]
     radii = plan.table.radii().double() if options.on_spheres else None
-    rho = scale.finalize(sums, plan.scaled & plan.stepped_on_device(), gate.clip, lr, weight_decay, radii)
+    rho = formula.finalize(sums, plan.scaled & plan.stepped_on_device(), gate.clip, lr, weight_decay, radii)
     plan.statistics = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
-    return Factors(sums[:, FACTOR], scale.target, rho)
+    return Factors(sums[:, FACTOR], formula.target, rho)
 
 
 def as_tensor(values: Sequence[float | Tensor], like: Tensor) -> Tensor:

@@ -130,8 +130,8 @@ class StepPlan:
         seed = options.rounding_seed if options.stochastic_rounding else None
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
-            plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=seed)
-            for plan, (scale, gate) in zip(plans, decisions, strict=True)
+            plan.backend.prepare(options.rule, plan.table, hyper, factor, gate, rounding_seed=seed)
+            for plan, (factor, gate) in zip(plans, decisions, strict=True)
         ]
         with uninterrupted():
             for plan, launch in zip(plans, launches, strict=True):

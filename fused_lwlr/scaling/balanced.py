@@ -30,7 +30,7 @@ class BalancedLR(Scaling):
 
     targets = ("direction",)
 
-    def scale(self, rule: Rule) -> None:
+    def factor_formula(self, rule: Rule) -> None:
         """Returns None: `factors` computes the factors of all layers together.
 
         Args:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Retraction, Rule, Scale
+from fused_lwlr.kernels import FactorFormula, Retraction, Rule
 from fused_lwlr.kernels.formula_check import check_formula
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, ScaleTarget
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, FactorTarget
 from fused_lwlr.patterns import Selection, Selector, weights
 
 FLOAT32 = torch.finfo(torch.float32)
@@ -33,9 +33,9 @@ class Scaling:
             names with `*` and `?`. Patterns that start with `!` exclude their matches from the selection of the other
             patterns, or, without others, from the default of the class.
         targets: the quantities that the factor may multiply, in order of preference, see `target` and
-            `fused_lwlr.kernels.Scale`.
+            `fused_lwlr.kernels.FactorFormula`.
         formula: computes the factor from statistics of a layer and fields of the class. It takes the ones that its
-            signature names, see `fused_lwlr.kernels.Scale`.
+            signature names, see `fused_lwlr.kernels.FactorFormula`.
         bias_correction: whether the rule corrects its moments for their start at 0.
 
     Raises:
@@ -44,7 +44,7 @@ class Scaling:
 
     select: Selector = field(default=weights, kw_only=True)
 
-    targets: ClassVar[tuple[ScaleTarget, ...]] = ()
+    targets: ClassVar[tuple[FactorTarget, ...]] = ()
     formula: ClassVar[Callable[..., Tensor] | None] = None
     _bounds: ClassVar[tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]] = ()
     """The name of each field that is checked, and its numbers, for a message and as a check."""
@@ -62,7 +62,7 @@ class Scaling:
         given = (f"{each.name}={value!r}" for each, value in values if each.default is MISSING or value != each.default)
         return f"{type(self).__name__}({', '.join(given)})"
 
-    def target(self, rule: Rule) -> ScaleTarget:
+    def target(self, rule: Rule) -> FactorTarget:
         """Returns the target of the factor with a rule: the first of `targets` that the rule has.
 
         With an adaptive rule, for which the length of the gradient does not matter, or with a retraction, it is the
@@ -74,7 +74,7 @@ class Scaling:
         Raises:
             ValueError: the rule has none of them, or a retraction needs another one.
         """
-        known = get_args(ScaleTarget)
+        known = get_args(FactorTarget)
         if not (isinstance(self.targets, tuple) and self.targets and all(each in known for each in self.targets)):
             raise ValueError(
                 f"{type(self).__name__}.targets={self.targets!r:.80} must be a tuple of {', '.join(map(repr, known))}"
@@ -87,11 +87,11 @@ class Scaling:
         if (rule.adaptive or self.retraction is not None) and "direction" in self.targets:
             return "direction"
         for target in self.targets:
-            if target in rule.scale_targets:
+            if target in rule.factor_targets:
                 return target
-        raise ValueError(f"{type(self).__name__} acts on {self.targets}, but {rule.name} has {rule.scale_targets}")
+        raise ValueError(f"{type(self).__name__} acts on {self.targets}, but {rule.name} has {rule.factor_targets}")
 
-    def scale(self, rule: Rule) -> Scale | None:
+    def factor_formula(self, rule: Rule) -> FactorFormula | None:
         """Returns the formula, its target and its numbers, as a backend takes them; None if there is no formula.
 
         Args:
@@ -105,7 +105,7 @@ class Scaling:
         if not callable(formula):
             raise ValueError(f"{name}.formula={formula!r:.80} must be a function: define it as a static method")
         check_formula(formula, f"{name}.formula")
-        arguments = Scale(formula, target).arguments
+        arguments = FactorFormula(formula, target).arguments
         numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
         passed = [each for each in numbers if each in arguments]
         for each in numbers:
@@ -127,7 +127,7 @@ class Scaling:
                 f"{name}(bias_correction={self.bias_correction!r}) must be True or False: it says whether the rule "
                 "corrects its moments; give a number of the formula another name"
             )
-        return Scale(formula, target, {each: self._number(each) for each in passed}, self.retraction)
+        return FactorFormula(formula, target, {each: self._number(each) for each in passed}, self.retraction)
 
     def _number(self, name: str) -> float:
         value = getattr(self, name)

@@ -28,7 +28,7 @@ class LayerProbe:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
         self._optimizer: Any = optimizer
-        self._from_step = isinstance(optimizer, FusedOptimizer) and optimizer.options.scale is not None
+        self._from_step = isinstance(optimizer, FusedOptimizer) and optimizer.options.factor_formula is not None
         self._trust = 1.0 if getattr(optimizer, "scaling", None) is None else math.nan
         self._params = dict(model.named_parameters())
         self._measure = StatisticsPass(layers_of(model), backend)

@@ -234,7 +234,7 @@ class Loop:
 
     def _grad_norm(self) -> float | None:
         """‖g‖ of the last step over all layers; None if the step needed no norms."""
-        if self.trainer.optimizer.options.scale is None:
+        if self.trainer.optimizer.options.factor_formula is None:
             return None
         norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
         return norm.square().sum().sqrt().item()

@@ -17,10 +17,10 @@ from fused_lwlr.kernels.step_arguments import (
     STEP_STATISTICS,
     STEPS_OF_SHRINK,
     UPDATE_SQ_SUM,
+    FactorFormula,
     Factors,
+    FactorTarget,
     Gate,
-    Scale,
-    ScaleTarget,
 )
 from fused_lwlr.kernels.table import Row, Table
 from fused_lwlr.kernels.tensors import HALF, sum_dtype, to_float32
@@ -30,7 +30,7 @@ class StepContext(NamedTuple):
     """The arguments of a step that all rows share."""
 
     rule: Rule
-    scale: Scale | Factors | None
+    factor: FactorFormula | Factors | None
     gate: Gate
     write: bool
     rounding_seed: int | None
@@ -46,7 +46,7 @@ def step(
     rule: Rule,
     table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | None = None,
+    factor: FactorFormula | Factors | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -54,7 +54,7 @@ def step(
 ) -> Tensor | None:
     """Takes one step of a rule on every row of the table that has a gradient, in place, each with its multiplier η.
 
-    `Hyper` has the formula, with clip and grad_scale from the gate, s from the scale (at its target, 1 elsewhere), and
+    `Hyper` has the formula, with clip and grad_scale from the gate, s from the factor (at its target, 1 elsewhere), and
     Ŵᵖ as each row says. After it, an average of the weights moves: e ← e + (1 − ema) · (w − e), with the stored w,
     or the exact weight if it exists. The multiplier acts on weight decay too, like a separate param group with
     rate lr · η. Half precision is computed in float32 and rounded once when stored.
@@ -64,20 +64,20 @@ def step(
         table: its state columns are the rule's. An exact weight in "master_weight" is used where it rounds to the
             parameter.
         hyper: the rows that `table.hyper_index` points into.
-        scale: one factor for each row.
+        factor: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
         write: False changes nothing, and only returns statistics.
         rounding_seed: rounds half precision up or down at random, by the seed, `Row.layer_index`, the step count and
             the position, so that expectations are exact.
 
     Returns:
-        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
-        `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
+        With a `FactorFormula`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order
+        of `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
-    context = StepContext(rule, scale, gate or Gate(), write, rounding_seed)
+    context = StepContext(rule, factor, gate or Gate(), write, rounding_seed)
     statistics = radii = retraction = None
-    if isinstance(scale, Scale):
-        device, retraction = table.columns["param"][0].device, scale.retraction
+    if isinstance(factor, FactorFormula):
+        device, retraction = table.columns["param"][0].device, factor.retraction
         shape = len(table.rows), len(RETRACTION_STATISTICS)
         statistics = torch.zeros(shape, dtype=sum_dtype(device), device=device)
         radii = table.radii().to(statistics.dtype) if retraction and retraction.fixed else None
@@ -123,10 +123,10 @@ def new_values(
     Args:
         count: the number of steps taken.
         tensors: parameter, gradient, exact weight, and states; None for a missing one.
-        statistics: receives the statistics of the row, [rows, 8]; None without a `Scale`.
+        statistics: receives the statistics of the row, [rows, 8]; None without a `FactorFormula`.
         radii: R of each row for a `Retraction` that is fixed, or None.
     """
-    rule, scale = context.rule, context.scale
+    rule, factor = context.rule, context.factor
     param, grad, master_weight, *stored = tensors
     lr, weight_decay = float(h.lr) * row.multiplier, float(h.applied_decay)
     w = context.working_copy(param)
@@ -135,27 +135,27 @@ def new_values(
         w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
     states = [None if state is None else context.working_copy(state) for state in stored]
     g = times(torch.zeros_like(w) if grad is None else to_float32(grad), context.gate.unscale)
-    s: dict[str, Factor] = dict.fromkeys(get_args(ScaleTarget), 1.0)
+    s: dict[str, Factor] = dict.fromkeys(get_args(FactorTarget), 1.0)
     rho: Factor = 1.0
-    if isinstance(scale, Factors):
-        s[scale.target], rho = scale.values[index], 1.0 if scale.rho is None else scale.rho[index]
-    elif scale is not None:
+    if isinstance(factor, Factors):
+        s[factor.target], rho = factor.values[index], 1.0 if factor.rho is None else factor.rho[index]
+    elif factor is not None:
         sums = statistics[index]
         numbers = context.gate.clip, lr, weight_decay, None if radii is None else radii[index]
-        weight = w if scale.target == "direction" else to_float32(param)
+        weight = w if factor.target == "direction" else to_float32(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
-        if scale.target != "direction":
-            s[scale.target], rho = _factors(scale, sums, row, *numbers)
+        if factor.target != "direction":
+            s[factor.target], rho = _factors(factor, sums, row, *numbers)
     g = times(times(g, context.gate.clip), s["gradient"])
     g = -g if h.maximize else g
     if rule.decay_mode == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
     reference = rule.reference or partial(_by_formula, rule)
     d, results = reference(h.numbers, w, times(g, s["decayed"]), states, count)
-    if isinstance(scale, Scale) and scale.target == "direction":
+    if isinstance(factor, FactorFormula) and factor.target == "direction":
         whole = decayed_direction(rule.decay_mode, w, d, weight_decay)
         sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
-        s["direction"], rho = _factors(scale, sums, row, *numbers)
+        s["direction"], rho = _factors(factor, sums, row, *numbers)
     w = apply_update(rule.decay_mode, w, d, lr, weight_decay, s["direction"])
     if row.power:
         # the first state is the momentum
@@ -191,9 +191,9 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
         tensor.copy_(result)
 
 
-def _factors(scale: Scale, sums: Tensor, row: Row, *numbers: Any) -> tuple[Factor, Factor]:
+def _factors(factor: FactorFormula, sums: Tensor, row: Row, *numbers: Any) -> tuple[Factor, Factor]:
     """Returns s and ρ of a row, and stores the statistics that follow from its sums. For `numbers` see `finalize`."""
-    rho = scale.finalize(sums, row.scaled, *numbers)
+    rho = factor.finalize(sums, row.scaled, *numbers)
     # the number 1 keeps the bits of torch.optim
     return (sums[FACTOR], 1.0 if rho is None else rho) if row.scaled else (1.0, 1.0)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.kernels.step_arguments import ScaleTarget
+from fused_lwlr.kernels.step_arguments import FactorTarget
 
 Number = float | Tensor
 """A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
@@ -107,8 +107,8 @@ class Rule:
     least_resident: int | None = None
 
     @property
-    def scale_targets(self) -> tuple[ScaleTarget, ...]:
-        """The targets at which a `Scale` can act."""
+    def factor_targets(self) -> tuple[FactorTarget, ...]:
+        """The targets at which a `FactorFormula` can act."""
         return ("gradient", "decayed", "direction") if self.decay_mode == "coupled" else ("gradient", "direction")
 
     def columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -121,14 +121,14 @@ def finalize_row(
     s = FORMULA(*arguments).to(tl.float64)
     scaled = (entry(addresses, rows, row, FLAGS) & SCALED) != 0
     s = tl.where(scaled, s, 1.0)
-    scale = s.to(tl.float32)
-    tl.store(factors + row, scale)
+    factor = s.to(tl.float32)
+    tl.store(factors + row, factor)
     tl.store(out + SQ_SUM, sq_sum)
     tl.store(out + WEIGHT_SQ_SUM, weight_sq_sum)
     tl.store(out + FACTOR, s)
     if RETRACTION is not None:
         dot = reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS)
-        rate = lr.to(tl.float64) * scale.to(tl.float64)
+        rate = lr.to(tl.float64) * factor.to(tl.float64)
         outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + rows + row, rho.to(tl.float32))

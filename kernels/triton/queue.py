@@ -117,7 +117,7 @@ def queue_kernel(
     counters,  # int32: ticket, programs that left; [2, rows] norm items done, ready
     partials,  # float32 [6, tiles], see norms.py
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused without norms, and for a direction
-    factors,  # [1 or 2, rows]: s and ρ of each row; float32 of a `Scale`, float64 of `Factors`
+    factors,  # [1 or 2, rows]: s and ρ of each row; float32 of a `FactorFormula`, float64 of `Factors`
     statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
     totals,  # float64 [6], see `Gate`; or None
     max_norm,  # see `Gate`
@@ -131,9 +131,9 @@ def queue_kernel(
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
     WIDTH: tl.constexpr,  # numbers of a hyper row
-    FORMULA: tl.constexpr,  # formula of a `Scale`, or None
+    FORMULA: tl.constexpr,  # formula of a `FactorFormula`, or None
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
-    TARGET: tl.constexpr,  # target of a `Scale` or `Factors`, or None
+    TARGET: tl.constexpr,  # target of a `FactorFormula` or `Factors`, or None
     SKIP: tl.constexpr,  # see `Gate`
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
     WRITE: tl.constexpr,  # False to compute only norms
@@ -142,7 +142,7 @@ def queue_kernel(
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
     SLOTS: tl.constexpr,  # partial sums that are read at a time
     RETRACTS: tl.constexpr,  # whether each row has a factor ρ
-    RETRACTION: tl.constexpr,  # outward, inward and fixed of the `Retraction` of a `Scale`, or None
+    RETRACTION: tl.constexpr,  # outward, inward and fixed of the `Retraction` of a `FactorFormula`, or None
 ):
     """One step of a rule, a tile an item."""
     ready = counters + 2 + rows

@@ -17,10 +17,10 @@ from fused_lwlr.kernels.step_arguments import (
     FORMULA_STATISTICS,
     RETRACTION_STATISTICS,
     STEP_STATISTICS,
+    FactorFormula,
     Factors,
+    FactorTarget,
     Gate,
-    Scale,
-    ScaleTarget,
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
@@ -39,23 +39,23 @@ def prepare(
     rule: Rule,
     table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | None = None,
+    factor: FactorFormula | Factors | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
-    more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
+    more = tuple(factor.numbers.values()) if isinstance(factor, FactorFormula) else ()
     hyper_rows = hyper_rows_of(rule, hyper, more, table)
     device, columns, shape = table.columns["param"][0].device, columns_of(rule), hyper_rows.values.shape
     device_table = table.device_tables.get(columns)
     if device_table is None or device_table.hyper_shape != shape:
         tile = sizes_of(device).queue_tile
         device_table = table.device_tables[columns] = DeviceTable(table, columns, shape, tile)
-    plain = write and scale is None and gate is None and rounding_seed is None
+    plain = write and factor is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, hyper_rows, scale, gate or Gate(), write, rounding_seed)
+        return _queued(table, device_table, rule, hyper_rows, factor, gate or Gate(), write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
@@ -86,23 +86,23 @@ def _queued(
     device_table: DeviceTable,
     rule: Rule,
     hyper_rows: HyperRows,
-    scale: Scale | Factors | None,
+    factor: FactorFormula | Factors | None,
     gate: Gate,
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
-    """Prepares a step by the queue: with a scale, a gate, random rounding or counts on the device, or of norms only."""
-    formula = scale if isinstance(scale, Scale) else None
-    retraction, target = formula and formula.retraction, None if scale is None else scale.target
-    rho = scale.rho if isinstance(scale, Factors) else None
+    """Prepares a step by the queue: with factors, a gate, random rounding or counts on the device, or of norms only."""
+    formula = factor if isinstance(factor, FactorFormula) else None
+    retraction, target = formula and formula.retraction, None if factor is None else factor.target
+    rho = factor.rho if isinstance(factor, Factors) else None
     retracts = retraction is not None or rho is not None
     workspace = device_table.workspace(
         ("queue", target, retracts), lambda: queue_workspace(device_table, target, retracts)
     )
     device_table.refresh(table, hyper_rows, workspace)
     counters, partials, checksums, factors, statistics = workspace.tensors
-    if isinstance(scale, Factors):
-        factors = scale.values.contiguous() if rho is None else torch.stack((scale.values, rho))
+    if isinstance(factor, Factors):
+        factors = factor.values.contiguous() if rho is None else torch.stack((factor.values, rho))
     arguments = (
         device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
         gate.grad_scale, gate.found_inf, rounding_seed,
@@ -144,7 +144,7 @@ def _queued(
     return take
 
 
-def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bool) -> tuple[Tensor, ...]:
+def queue_workspace(table: DeviceTable, target: FactorTarget | None, retracts: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
     `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
@@ -165,7 +165,7 @@ def queue_workspace(table: DeviceTable, target: ScaleTarget | None, retracts: bo
 
 
 def queue_items(
-    table: DeviceTable, target: ScaleTarget | None, programs: int, norms: bool, updates: bool
+    table: DeviceTable, target: FactorTarget | None, programs: int, norms: bool, updates: bool
 ) -> np.ndarray:
     """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`.
 
@@ -182,16 +182,16 @@ def queue_items(
     return work.item_list(active, table.numel, sizes.queue_tile)
 
 
-def arguments_of(scale: Scale, width: int) -> tuple[int, ...]:
+def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
     """Returns the index of each argument of a formula.
 
-    It is the index in `FORMULA_STATISTICS`, or for a number of the scale its offset from there in a hyper row of this
+    It is the index in `FORMULA_STATISTICS`, or for a number of the formula its offset from there in a hyper row of this
     width, which ends with these numbers.
     """
-    first = len(FORMULA_STATISTICS) + width - len(scale.numbers)
+    first = len(FORMULA_STATISTICS) + width - len(factor.numbers)
     indices = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
-    indices |= {name: first + i for i, name in enumerate(scale.numbers)}
-    return tuple(indices[name] for name in scale.arguments)
+    indices |= {name: first + i for i, name in enumerate(factor.numbers)}
+    return tuple(indices[name] for name in factor.arguments)
 
 
 def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dict[str, Any]:

@@ -34,21 +34,21 @@ step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": none}), [options])
 step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": [some[0], None]}), [options])
 statistics.statistics(Table(both))
 
-step.step(SGD, Table({**both, "momentum_buffer": some}), [momentum], LAMB().scale(SGD))
-step.step(ADAMW, Table({**both, **moments}), [options], LAMB().scale(ADAMW))
+step.step(SGD, Table({**both, "momentum_buffer": some}), [momentum], LAMB().factor_formula(SGD))
+step.step(ADAMW, Table({**both, **moments}), [options], LAMB().factor_formula(ADAMW))
 steps = {"step": [torch.zeros(()), torch.zeros(())]}
 rows = [Row(0, scaled=True, power=1, counts_for_max_norm=True), Row(1, scaled=True)]
 table = Table({**both, **moments, **steps}, rows)
 one = torch.ones(())
 totals = totals_of([statistics.statistics(table, grad_scale=one)], [torch.tensor([True, False])])
 gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
-step.step(ADAMW, table, [options], LARC().scale(ADAMW), gate)
-measured = step.step(ADAMW, table, [options], LARC().scale(ADAMW), gate, write=False)
+step.step(ADAMW, table, [options], LARC().factor_formula(ADAMW), gate)
+measured = step.step(ADAMW, table, [options], LARC().factor_formula(ADAMW), gate, write=False)
 half = [t.bfloat16() for t in some]
 halves = Table({"param": half, "grad": half, "master_weight": some, "ema": some, **moments, **steps}, rows)
 factors = Factors(measured[:, 4], "gradient")
 step.step(ADAMW, halves, [options._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)
 
 table = Table({**both, "momentum_buffer": some, "radius": [torch.ones(1), None]}, rows)
-found = step.step(SGD, table, [momentum], Hyperball().scale(SGD))
+found = step.step(SGD, table, [momentum], Hyperball().factor_formula(SGD))
 step.step(SGD, table, [momentum], Factors(found[:, 4], "direction", found[:, 4]))

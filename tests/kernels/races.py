@@ -82,7 +82,7 @@ def table(operation):
 def queue():
     found, gate = table("sgd"), Gate(torch.ones(3, dtype=torch.float64), 3.0, skip=False)
     for _ in range(3):
-        triton.step(RULES["sgd"], found, HYPER["sgd"], LAMB().scale(RULES["sgd"]), gate)
+        triton.step(RULES["sgd"], found, HYPER["sgd"], LAMB().factor_formula(RULES["sgd"]), gate)
 
 
 def statistics():

@@ -7,7 +7,7 @@ from tables import HYPER, SGD, equal, equal_column, make, totals, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import LARS
-from fused_lwlr.kernels import ADAMW, Gate, Row, Scale, Table, reference, triton
+from fused_lwlr.kernels import ADAMW, FactorFormula, Gate, Row, Table, reference, triton
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 SHAPES = [(6, 5), (1030,), (3, 4), (0,), (7,), (2, 1)]
@@ -67,7 +67,7 @@ def compare(table, chosen, other, check=same):
 
 
 @every_backend
-@pytest.mark.parametrize("scale", [None, LARS(select="*").scale(SGD)], ids=["plain", "LARS"])
+@pytest.mark.parametrize("scale", [None, LARS(select="*").factor_formula(SGD)], ids=["plain", "LARS"])
 @pytest.mark.parametrize("rows", [ROWS, None], ids=["slices", "whole"])
 @pytest.mark.parametrize(("column", "layout"), LAYOUTS)
 def test_the_same_steps(column, layout, rows, scale, backend):
@@ -140,7 +140,7 @@ def test_a_rescaled_row_without_a_gradient_has_no_factor(backend):
     table.hyper_index = [0, 1]
     before = columns["param"][1].double()
     gate = Gate(totals(backend, table, grad=False))
-    backend.step(SGD, table, [HYPER["sgd"][0], SGD.rescale_only], Scale(quotient, "gradient"), gate)
+    backend.step(SGD, table, [HYPER["sgd"][0], SGD.rescale_only], FactorFormula(quotient, "gradient"), gate)
     close(columns["param"][1], (before / before.norm()).float())
 
 
@@ -199,7 +199,7 @@ def test_only_rows_with_a_gradient_have_work():
     items = []
     for chosen in ((3, 17, 18, 39), range(40)):
         assert table.accept_gradients(some(alike(table.columns["param"]), chosen))
-        for scale in (None, LARS(select="*").scale(SGD)):
+        for scale in (None, LARS(select="*").factor_formula(SGD)):
             triton.launch_counts.clear()
             triton.step(SGD, table, HYPER["sgd"], scale)
             assert triton.launch_counts["launches"] == 1

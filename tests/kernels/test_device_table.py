@@ -132,7 +132,7 @@ def test_every_launch_keeps_its_memory(monkeypatch):
     monkeypatch.setattr(launch, "_arguments", arguments)
     monkeypatch.setattr(launch, "keep", lambda of: kept.append({t.untyped_storage().data_ptr() for t in of.memory()}))
     # both have the same width, so that the device table stays
-    first = NormalizedGradient().scale(SGD)
+    first = NormalizedGradient().factor_formula(SGD)
     second = first._replace(target="decayed")
     for grads, scale in (
         (plain, None), (plain, first), (plain, second), (plain, first),

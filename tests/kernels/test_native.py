@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CPU = torch.device("cpu")
 HALVES = (torch.bfloat16, torch.float16)
-LAMB = fused_lwlr.LAMB().scale(RULES["adamw"])
+LAMB = fused_lwlr.LAMB().factor_formula(RULES["adamw"])
 
 
 def run(kernel, *arguments, programs=1, **meta):

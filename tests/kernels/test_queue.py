@@ -42,7 +42,8 @@ def test_same_bits_for_any_number_of_programs(operation, scale, device, monkeypa
         monkeypatch.setattr(launch, "grid", lambda _, count=count: count)
         for _ in range(2):
             gate = gated(table, triton, max_norm=3.0)
-            result = triton.step(RULES[operation], table, HYPER[operation], SCALES[scale].scale(RULES[operation]), gate)
+            formula = SCALES[scale].factor_formula(RULES[operation])
+            result = triton.step(RULES[operation], table, HYPER[operation], formula, gate)
         results.append(result.clone())
         equal(table, first, same)
         same(result, results[0])
@@ -58,7 +59,7 @@ def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
     device = torch.device("cpu")
     table = scaled(operation, device)
     other = twin(table)
-    scale = SCALES[scale].scale(RULES[operation])
+    scale = SCALES[scale].factor_formula(RULES[operation])
     for t in (table, other):
         gate = gated(t, triton, max_norm=3.0, skip=True)
         if t is other:
@@ -89,7 +90,7 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
     table = scaled("sgd", device)
     other, third = twin(table), twin(table)
     change_sizes(monkeypatch, window=window)
-    scale = SCALES["ELR"].scale(SGD)
+    scale = SCALES["ELR"].factor_formula(SGD)
     triton.step(SGD, table, HYPER["sgd"], scale)
     with shuffled(seed):
         triton.step(SGD, other, HYPER["sgd"], scale)
@@ -107,7 +108,7 @@ def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
     monkeypatch.setattr(work, "item_list", lambda *a: np.ascontiguousarray(make_list(*a)[::-1]))
     monkeypatch.setattr("interleave.LIMIT", 200)
     with pytest.raises(Exception, match="wait for one another"), interleaved(monkeypatch, 0):
-        triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))
+        triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].factor_formula(SGD))
 
 
 @pytest.mark.parametrize("operation", RULES)
@@ -120,7 +121,7 @@ def test_counters_are_back_at_zero(operation, device, monkeypatch):
             RULES[operation],
             table,
             HYPER[operation],
-            SCALES["LAMB"].scale(RULES[operation]),
+            SCALES["LAMB"].factor_formula(RULES[operation]),
             gated(table, triton, skip=True),
         )
         (workspace,) = table.device_tables[columns_of(RULES[operation])].workspaces.values()
@@ -134,7 +135,7 @@ def test_carried_norms_equal_the_norms_of_the_weights(dtype, device):
     for taken in range(3):
         weights = [param.double().square().sum() for param in table.columns["param"]]
         with recorded() as counted:
-            found = triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))[:, 3]
+            found = triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].factor_formula(SGD))[:, 3]
         torch.testing.assert_close(found, torch.stack(weights), rtol=1e-6, atol=0)
         # the gradient twice, and the weights only at first
         size = sum(param.numel() for param in table.columns["param"]) * dtype.itemsize
@@ -157,7 +158,7 @@ def test_the_order_of_items_follows_the_number_of_threads(monkeypatch):
     try:
         for count in (1, 2, 1):
             torch.set_num_threads(count)
-            triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))
+            triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].factor_formula(SGD))
     finally:
         torch.set_num_threads(threads)
     assert [each == sorted(each) for each in kinds] == [False, True, False]

@@ -7,13 +7,23 @@ from tables import HYPER, RULES, SHAPES, TILE, equal, make, twin, uniform
 from tolerances import STATISTICS, same
 
 from fused_lwlr import Hyperball, RadialBrake
-from fused_lwlr.kernels import RETRACTION_STATISTICS, Factors, Gate, Retraction, Row, Scale, Table, reference, triton
+from fused_lwlr.kernels import (
+    RETRACTION_STATISTICS,
+    FactorFormula,
+    Factors,
+    Gate,
+    Retraction,
+    Row,
+    Table,
+    reference,
+    triton,
+)
 
 # lr in the buffer is refused
 every_rule = pytest.mark.parametrize("operation", [name for name in RULES if name != "lr in momentum"])
 BIG = [*SHAPES, (2 * TILE + 9,)]
-SPHERES = Scale(Hyperball.formula, "direction", {}, Retraction())
-BRAKE = Scale(RadialBrake.formula, "direction", {}, Retraction(0.3, 0.6, fixed=False))
+SPHERES = FactorFormula(Hyperball.formula, "direction", {}, Retraction())
+BRAKE = FactorFormula(RadialBrake.formula, "direction", {}, Retraction(0.3, 0.6, fixed=False))
 
 
 def norm_itself(norm):
@@ -98,7 +108,7 @@ def test_factors_that_are_known(operation, scale, dtype, device):
     """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
     table = spheres(operation, dtype, device)
     one, before = twin(table), twin(table)
-    norms = Scale(norm_itself, "direction", {}, scale.retraction)
+    norms = FactorFormula(norm_itself, "direction", {}, scale.retraction)
     measured = triton.step(RULES[operation], table, HYPER[operation], norms, write=False)
     equal(table, before, same)
     found = reference.step(RULES[operation], one, HYPER[operation], scale)

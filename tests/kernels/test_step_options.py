@@ -6,7 +6,7 @@ from tables import HYPER, RULES, SHAPES, TILE, equal, equal_column, make, twin, 
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARS
-from fused_lwlr.kernels import Factors, Row, Scale, Table, reference, triton
+from fused_lwlr.kernels import FactorFormula, Factors, Row, Table, reference, triton
 
 OPERATIONS = tuple(RULES)
 BIG = [*SHAPES, (2 * TILE + 9,)]
@@ -63,15 +63,16 @@ def test_factors_that_are_known(operation, scale, device):
     """A step in two calls, norms and then the update by their factors, is the step in one."""
     table = counting(operation, torch.float32, device)
     one, before = twin(table), twin(table)
-    scale = scale.scale(RULES[operation])
-    measured = triton.step(RULES[operation], table, HYPER[operation], Scale(norm_itself, scale.target), write=False)
-    expected = reference.step(RULES[operation], one, HYPER[operation], Scale(norm_itself, scale.target), write=False)
+    scale = scale.factor_formula(RULES[operation])
+    norm = FactorFormula(norm_itself, scale.target)
+    measured = triton.step(RULES[operation], table, HYPER[operation], norm, write=False)
+    expected = reference.step(RULES[operation], one, HYPER[operation], norm, write=False)
     equal(table, before, same)
     equal(one, before, same)
     filled = [i for i, shape in enumerate(BIG) if 0 not in shape]
     close(measured[filled].float(), expected[filled].float(), steps=4)
     known = reference.step(RULES[operation], twin(before), HYPER[operation], scale)[:, 4]
-    other, result, twin_result = both(operation, table, scale=Factors(known, scale.target))
+    other, result, twin_result = both(operation, table, factor=Factors(known, scale.target))
     assert result is twin_result is None
     equal(table, other)
     reference.step(RULES[operation], one, HYPER[operation], scale)
@@ -94,9 +95,9 @@ def test_averages(operation, dtype, scale, device):
     before = [t if t is None else t.clone() for t in averages]
     hyper = [HYPER[operation][0]._replace(ema=decay) for decay in (0.999, 0.25, 0.0)]
     table.hyper_index = [0, 1, 2, 0, 2]
-    triton.step(RULES[operation], table, hyper, Scale(norm_itself, "gradient"), write=False)
+    triton.step(RULES[operation], table, hyper, FactorFormula(norm_itself, "gradient"), write=False)
     equal_column(averages, before, same)
-    expected, *_ = both(operation, table, hyper, scale=scale and scale.scale(RULES[operation]))
+    expected, *_ = both(operation, table, hyper, factor=scale and scale.factor_formula(RULES[operation]))
     equal(table, expected)
     for i, average, first, param in zip(table.hyper_index, averages, before, table.columns["param"], strict=True):
         if average is not None:

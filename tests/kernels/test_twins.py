@@ -104,7 +104,7 @@ def test_every_tensor_its_own_hyper_row(operation, options, device):
 def test_every_tensor_its_own_number_of_steps(operation, scale, device):
     rows = [Row(0, scaled=True), Row(1, 0, 3, scaled=True), Row(1, 3, 5, scaled=True), Row(2), Row(3)]
     table = after(make(operation, [(5,), (5, 7), (40,), (6,)], torch.float32, device, rows), 3, 0, 17, 3)
-    agree(operation, table, HYPER[operation], scale=scale and scale.scale(RULES[operation]))
+    agree(operation, table, HYPER[operation], factor=scale and scale.factor_formula(RULES[operation]))
     # each row must equal a table of this row alone
     for i in range(4):
         columns = {name: column[i : i + 1] for name, column in table.columns.items()}

@@ -25,7 +25,7 @@ def test_one_launch_and_its_bytes(name, options, memory, state, scaling, device)
     """w, g and state are read once; g, or all inputs of the direction, once more for the update."""
     named = parameters([(3, 5)], torch.float32, device)
     optimizer = OURS[name](named, lr=0.1, **options, scaling=scaling, backend="triton")
-    target = scaling.scale(OURS[name].rule).target
+    target = scaling.factor_formula(OURS[name].rule).target
     again = 8 + state if target == "direction" else 4
     first = again if target == "direction" else 8
     assert cost(optimizer, named) == (1, memory, first)

@@ -81,7 +81,7 @@ def check(sides):
 
 def holds_lr(scaling):
     """Whether the factor depends on lr in the momentum buffer, so that SGD refuses the scaling."""
-    scale = scaling.scale(fused_lwlr.SGD.rule)
+    scale = scaling.factor_formula(fused_lwlr.SGD.rule)
     return scale is not None and (scale.target == "direction" or "lr" in scale.arguments)
 
 

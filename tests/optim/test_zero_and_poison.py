@@ -39,7 +39,7 @@ def test_zeros(name, scaling, weight, gradient, weight_decay, device):
         p.grad.mul_(gradient)
     ours.step()
     plain.step()
-    direction = scaling.scale(OURS[name].rule).target == "direction"
+    direction = scaling.factor_formula(OURS[name].rule).target == "direction"
     bounded = isinstance(scaling, LAMB) and scaling.min_norm > 0
     moves = direction and (weight_decay > 0 or gradient) and (weight or (gradient and bounded))
     clipped = isinstance(scaling, ClipByLayer) or (isinstance(scaling, NormalizedGradient) and gradient)
