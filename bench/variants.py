@@ -56,7 +56,8 @@ def variants(dtype: Any) -> Iterator[Variant]:
     for name, (rule, states, numbers) in rules.items():
         columns = dtypes(dtype, "WG" + states, states=len(rule.states))
         meta = {
-            "DTYPES": columns, "UPDATE": step.rule_of(rule, columns), "DECAY": rule.decay_mode, "ON_DEVICE": False,
+            "DTYPES": columns, "UPDATE": step.compiled_update(rule, columns), "DECAY": rule.decay_mode,
+            "ON_DEVICE": False,
             "BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers,
         }  # fmt: skip
         changes: dict[str, dict[str, Any]] = {"": {}}

@@ -86,7 +86,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
-def find(pattern: str, known: Collection[str], argument: str, owner: str) -> list[str]:
+def find(pattern: str, known: Collection[str], argument: str, kind: str) -> list[str]:
     """Returns the known names that match a pattern.
 
     Raises:
@@ -100,5 +100,5 @@ def find(pattern: str, known: Collection[str], argument: str, owner: str) -> lis
         hint = (
             f"; did you mean {close[0]!r}?" if close else f"; names are such as {', '.join(map(repr, list(known)[:3]))}"
         )
-        raise ValueError(f"{argument} has {pattern!r}, which is not a {owner}{hint}")
+        raise ValueError(f"{argument} has {pattern!r}, which is not a {kind}{hint}")
     return found

@@ -66,7 +66,7 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        present, has_grad: for each parameter, whether it has a gradient in the next step: bytes, and bool [params].
+        has_grad: for each parameter, whether it has a gradient in the next step, bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
         changes: increases when another set of parameters has gradients, or when forms of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
@@ -85,8 +85,7 @@ class Table:
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.device_tables: dict[tuple[str, ...], Any] = {}
         self.capturable = False
-        self.present, self.changes = bytes(map(EXISTS, grads)), 0
-        self.has_grad = np.frombuffer(self.present, dtype=bool)
+        self.has_grad, self.changes = np.array([grad is not None for grad in grads], dtype=bool), 0
         self.grad_addresses = np.array(addresses_of(grads), dtype=np.int64)
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
 
@@ -122,9 +121,9 @@ class Table:
             return False
         if not same:
             self._have_same_forms = form_check(examples)
-        if not (same and present == self.present):
+        if not (same and present == self.has_grad.tobytes()):
             self.changes += 1
-        self.present, self.has_grad = present, np.frombuffer(present, dtype=bool)
+        self.has_grad = np.frombuffer(present, dtype=bool)
         self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
         self.grad_addresses[self.has_grad] = addresses
         self.columns["grad"] = tuple(grads)
@@ -162,6 +161,11 @@ class Table:
     def power(self) -> np.ndarray:
         """For each row, its power of 1 / Ŵ, int64 [rows]."""
         return np.array([row.power for row in self.rows], dtype=np.int64)
+
+    @cached_property
+    def rescales(self) -> bool:
+        """Whether any row is divided by a power of Ŵ."""
+        return bool(self.power.any())
 
     def radii(self) -> Tensor:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""

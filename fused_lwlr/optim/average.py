@@ -15,7 +15,7 @@ EMA = "ema"
 """The option of a param group, and the entry of the state."""
 
 
-def first_average(param: Tensor, master_weight: Tensor | None) -> Tensor:
+def exact_weight(param: Tensor, master_weight: Tensor | None) -> Tensor:
     """Returns the first average: a copy of the weight, or the exact weight of elements that were not changed since."""
     average = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:

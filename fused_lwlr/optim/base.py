@@ -92,7 +92,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     rule: Rule
     """The update rule."""
     options: StepOptions
-    """The options that do not change after construction."""
+    """The options of its steps, replaced as a whole when one changes."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
     _last_plans: tuple[StepPlan, ...] | None = None
@@ -102,7 +102,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _handle: Any = Handle()
     """The handle of `step_in_backward` or `offload_to_cpu`, or one that does nothing."""
     _skip_report: SkipReport | None = None
-    _given: Sequence[Any] = ()
+    _last_values: Sequence[Any] = ()
     """The options of all param groups in the last step."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
@@ -135,7 +135,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         more |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
         self.options = StepOptions(**more, is_part=is_made_by_zero_redundancy_optimizer(), **self._kind)
         yield {**flags, "fused": None}
-        # these name parameters, which are known now
+        # layers= and select= name parameters, which exist from here on
         groups, layers = self.param_groups, given.get("layers")
         if layers is not None:
             if any(group["layers"] is not None for group in groups):
@@ -323,7 +323,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups, last = self.param_groups, self._last_plans or ()
         plan = last[index] if index < len(last) else None
         try:
-            self._given = check_edits(self.options, groups, self._given)
+            self._last_values = check_edits(self.options, groups, self._last_values)
             if plan is not None and not plan.accept_gradients(self.options, groups, self.state, bucket):
                 plan.release_gradients()
                 plan = None

@@ -186,7 +186,7 @@ def _read_param_state(spec: StateSpec, saved: Any) -> dict[Any, Any]:
     rule, label = spec.options.rule, spec.label
     saved = require_dict(saved, f"the state of {label}")
     # the column that an option switches on may be missing
-    needed = (*rule.columns({}), "step") if rule.counts_steps else rule.columns({})
+    needed = (*rule.state_columns({}), "step") if rule.counts_steps else rule.state_columns({})
     missing = [name for name in needed if name not in saved]
     if saved and missing:
         raise ValueError(
@@ -212,7 +212,7 @@ def _read_entry(spec: StateSpec, name: Any, value: Any) -> Any:
         # without values there is no count, see `StateSpec.entries`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
         count = 1.0 if unknown else steps_of(value)
-        return torch.tensor(count, dtype=torch.float32, device=param.device if spec.on_device else "cpu")
+        return torch.tensor(count, dtype=torch.float32, device=param.device if spec.counts_on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA, RADIUS):
         return _copy_foreign(param, value)
     if value is None and name in options.rule.states and not options.rule.counts_steps:

@@ -54,7 +54,7 @@ class SkipReport:
 
 
 Decision = tuple[FactorFormula | Factors | None, Gate | None]
-"""The factors of a plan's rows and the decisions for all of them, or None."""
+"""The factors of a launch plan or the formula for them, and its gate; each may be None."""
 
 
 def loss_scale_gates(plans: Sequence[LaunchPlan], loss_scale: Gate | None) -> list[Gate]:
@@ -114,7 +114,10 @@ def factors_and_gates(
             torch.cat((first[:, :WEIGHT_SQ_SUM], second[:, WEIGHT_SQ_SUM:]), dim=1)
             for first, second in zip(sums, again, strict=True)
         ]
-    factors = [factors_of(options, *each, hyper, formula) for each in zip(plans, sums, gates, strict=True)]
+    factors = [
+        factors_of(options, plan, sums_of_plan, gate, hyper, formula)
+        for plan, sums_of_plan, gate in zip(plans, sums, gates, strict=True)
+    ]
     return list(zip(factors, gates, strict=True)), report
 
 

@@ -1,8 +1,8 @@
-"""The handle of an optimizer whose parameters are stepped elsewhere than in `step()`."""
+"""The calls that an optimizer makes to `step_in_backward` or `offload_to_cpu`."""
 
 
 class Handle:
-    """Does nothing: the handle of an optimizer that steps in `step()`. See `StepInBackward` and `CPUOffload`."""
+    """Does nothing: for an optimizer that steps in `step()`. `StepInBackward` and `CPUOffload` override it."""
 
     called = ""
     """The function that made the handle, for error messages."""

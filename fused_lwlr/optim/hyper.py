@@ -18,8 +18,8 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     """Returns the hyper row of the next step. Raises ValueError for a finite number above `largest`."""
     lr, weight_decay = group["lr"], group["weight_decay"]
     # the momentum buffer takes lr as a number
-    lr = _on_device(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
-    weight_decay = _on_device(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
+    lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
+    weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     merged = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
     factor, per_lr = 1.0, 0.0
     if layer != GROUP_OPTIONS:
@@ -46,7 +46,7 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     return row
 
 
-def _on_device(value: Tensor, group: dict[str, Any]) -> Number:
+def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:
     """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
     if not (value.is_cuda or group["capturable"]):
         return float(value)

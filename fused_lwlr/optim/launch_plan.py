@@ -1,4 +1,4 @@
-"""A plan: parameters of one device and one combination of dtypes, which one launch steps."""
+"""A launch plan: parameters of one device and one combination of dtypes, which one launch steps."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -27,7 +27,6 @@ class LaunchPlan:
 
     Attributes:
         backend: the module that steps it.
-        rescales: whether any member is rescaled.
         statistics: the statistics of the last step, or None.
     """
 
@@ -38,7 +37,6 @@ class LaunchPlan:
         self._counts = options.rule.counts_steps and "step" not in columns
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
         self.table = Table(columns, rows)
-        self.rescales = bool(self.table.power.any())
         if addressable:
             # the next step is compared with these
             self.table.remember_params()
@@ -84,15 +82,15 @@ class LaunchPlan:
     def count(self) -> None:
         """Counts a step of the parameters that had a gradient; at most one for a rule that does not count steps."""
         table, has_grad = self.table, self.table.has_grad
-        table.steps[has_grad] = table.steps[has_grad] + 1 if self._counts else 1
+        table.steps[has_grad] = (table.steps[has_grad] + 1) if self._counts else 1
 
     def store(self, states: Any) -> None:
         """Stores the state of all members."""
         for member in self.members:
             # SGD without momentum has no entries, and makes no state
-            if member.is_stepped and member.entries:
+            if not member.only_rescaled and member.entries:
                 states.setdefault(member.param, {}).update(member.entries)
-            if member.is_stepped and member.param in states and "step" not in member.entries:
+            if not member.only_rescaled and member.param in states and "step" not in member.entries:
                 # no later step would update the count
                 states[member.param].pop("step", None)
 
@@ -110,8 +108,8 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
 
 
 def launch_plans_of(options: StepOptions, members: Sequence[Member]) -> list[LaunchPlan]:
-    """Returns one plan for each kind of members."""
+    """Returns one launch plan for each kind of members."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)
-    return [LaunchPlan(options, alike, addressable=kind[-1]) for kind, alike in kinds.items()]
+    return [LaunchPlan(options, alike, addressable=addressable) for (addressable, *_), alike in kinds.items()]

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fused_lwlr.layers import split_name
-from fused_lwlr.optim.layer_options import GROUP_OPTIONS, NAMES, Entry, Groups, LayerOptions, Slice
+from fused_lwlr.optim.layer_options import GROUP_OPTIONS, NAMES, Groups, LayerOptions, Slice, Slices
 from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.patterns import find
 
@@ -15,7 +15,7 @@ Ranges = dict[tuple[int, int] | None, LayerOptions]
 """The options of each range of a parameter's first dimension; None is the rest."""
 
 
-def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
+def resolve(given: Any, groups: Groups) -> list[list[Slices]]:
     """Returns the entries of each group for the names and patterns of `layers=`.
 
     Args:
@@ -61,7 +61,7 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
     ]
 
 
-def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list[Entry] | None:
+def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list[Slices] | None:
     """Returns the entries of one group.
 
     Args:
@@ -84,7 +84,7 @@ def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list
     raise ValueError(f"'layers' of a param group must be None or have {len(params)} entries, not {given!r:.80}")
 
 
-def to_text(entries: Sequence[Entry] | None) -> str | None:
+def to_text(entries: Sequence[Slices] | None) -> str | None:
     """Returns the entries of a group as JSON: for each parameter, [start, stop, options] of each slice.
 
     A state dict has text since `torch.distributed.checkpoint` takes lists apart, and then needs lists of equal lengths
@@ -95,7 +95,7 @@ def to_text(entries: Sequence[Entry] | None) -> str | None:
     return json.dumps([[[start, stop, options.to_dict()] for start, stop, options in entry] for entry in entries])
 
 
-def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> list[Entry] | None:
+def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> list[Slices] | None:
     """Parses the text of `to_text`, and returns the entries of a group in an order."""
     if text is None:
         return None
@@ -138,7 +138,7 @@ def _is_slices(entry: Any) -> bool:
     )
 
 
-def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) -> Entry:
+def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) -> Slices:
     """Returns the slices of a parameter, with `rest` in the gaps between them; without `rest`, gaps are refused."""
     if not slices and rest is not None:
         return (Slice(0, None, rest),)

@@ -90,20 +90,20 @@ class Slice(NamedTuple):
         return param if self.stop is None else f"{param}[{self.start}:{self.stop}]"
 
 
-Entry = tuple[Slice, ...]
+Slices = tuple[Slice, ...]
 
 NAMES = tuple(field.name for field in fields(LayerOptions))
 GROUP_OPTIONS = LayerOptions()
 """The options of a layer that has its group's options."""
 
 
-def slices_of(group: dict[str, Any], at: int) -> Entry:
+def slices_of(group: dict[str, Any], at: int) -> Slices:
     """Returns the slices of the parameter at a position of a group."""
-    entry: Entry = (Slice(0, None, GROUP_OPTIONS),) if group.get("layers") is None else group["layers"][at]
+    entry: Slices = (Slice(0, None, GROUP_OPTIONS),) if group.get("layers") is None else group["layers"][at]
     return entry
 
 
-def eta_of(entry: Entry, start: int, stop: int | None) -> float | None:
+def eta_of(entry: Slices, start: int, stop: int | None) -> float | None:
     """Returns η of a slice of a parameter, or of the whole parameter; None if its elements have several."""
     found = {
         options.eta

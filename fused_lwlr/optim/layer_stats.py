@@ -11,7 +11,7 @@ from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def last_statistics(options: StepOptions, stepped: Sequence[StepPlan] | None) -> StepStatistics:
+def last_statistics(options: StepOptions, plans: Sequence[StepPlan] | None) -> StepStatistics:
     """Returns the statistics of the last step; raises RuntimeError if it computed none."""
     scaling = options.scaling
     if scaling is None:
@@ -23,20 +23,20 @@ def last_statistics(options: StepOptions, stepped: Sequence[StepPlan] | None) ->
             f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
-    if stepped is None:
+    if plans is None:
         raise RuntimeError(
             "layer_stats() shows the last step, but step() was not called yet, or not since load_state_dict() or "
             "step_in_backward(), or it raised an error: call it first"
         )
-    # a plan without any gradient has the statistics of an earlier step
-    plans = [plan for each in stepped for plan in each.launch_plans if plan.has_gradients]
-    if not plans:
+    # a launch plan without any gradient has the statistics of an earlier step
+    launch_plans = [each for plan in plans for each in plan.launch_plans if each.has_gradients]
+    if not launch_plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
-    if any(each.options.scaling != scaling for each in stepped):
+    if any(plan.options.scaling != scaling for plan in plans):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
-    rows = [row for plan in plans for row in plan.table.rows]
-    has_values = np.concatenate([plan.table.stepped for plan in plans])
+    rows = [row for each in launch_plans for row in each.table.rows]
+    has_values = np.concatenate([each.table.stepped for each in launch_plans])
     order = sorted(np.flatnonzero(has_values).tolist(), key=lambda i: rows[i].layer_index)
-    values = joined([plan.statistics for plan in plans])  # type: ignore[misc]
+    values = joined([each.statistics for each in launch_plans])  # type: ignore[misc]
     index = uploaded(torch.tensor(order, device="cpu"), values.device)
     return StepStatistics(tuple(rows[i].label for i in order), tuple(rows[i].scaled for i in order), values[index])

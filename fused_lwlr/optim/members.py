@@ -11,7 +11,7 @@ from fused_lwlr.kernels import Row
 from fused_lwlr.kernels.table import addresses_of, view_of
 from fused_lwlr.kernels.tensors import sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
-from fused_lwlr.optim.average import first_average
+from fused_lwlr.optim.average import exact_weight
 from fused_lwlr.optim.layer_options import Groups, LayerOptions
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import state_specs
@@ -30,7 +30,7 @@ class Member:
         rows: its rows, as rows of the first tensor of a table.
         entries: the entries of its state, without step counts of the host.
         steps: the number of steps taken, see `StateSpec.entries`.
-        is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
+        only_rescaled: whether it is never stepped, so that its state is not stored.
     """
 
     param: Tensor
@@ -38,12 +38,12 @@ class Member:
     rows: list[Row]
     entries: dict[str, Tensor]
     steps: float = 1.0
-    is_stepped: bool = True
+    only_rescaled: bool = False
 
     @property
     def grad(self) -> Tensor | None:
         """The gradient; None for a tensor that is only rescaled, whose gradient is not meant for this optimizer."""
-        return self.param.grad if self.is_stepped else None
+        return self.param.grad if not self.only_rescaled else None
 
     @property
     def is_rescaled(self) -> bool:
@@ -56,7 +56,7 @@ class Member:
         return self.grad is not None or self.is_rescaled
 
     def kind(self, options: StepOptions) -> tuple[Any, ...]:
-        """Returns what members of one plan share: device, dtypes, and last whether kernels can reach them."""
+        """Returns what members of one launch plan share: whether kernels can reach them, device and dtypes."""
         param, grad = local(self.param), local(self.grad)
         entries = {name: local(entry) for name, entry in self.entries.items()}
         names = (*options.rule.states, MASTER)
@@ -64,9 +64,9 @@ class Member:
         # kernels do not count versions of inference tensors, which have none
         addressable = all_addressable((param, grad, *entries.values())) and not param.is_inference()
         # older versions of torch have no `grad_dtype`
-        expected = getattr(self.param, "grad_dtype", None) if self.is_stepped else None
+        expected = getattr(self.param, "grad_dtype", None) if not self.only_rescaled else None
         grad_dtype = (expected or param.dtype) if grad is None else grad.dtype
-        return param.device, param.dtype, grad_dtype, *dtypes, addressable
+        return addressable, param.device, param.dtype, grad_dtype, *dtypes
 
 
 def members_of(
@@ -130,7 +130,7 @@ def _add_radii(members: Sequence[Member]) -> None:
     held = [(member, row) for member in members for row in member.rows]
     device = local(members[0].param).device
     weights = (
-        view_of(first_average(local(member.param), local(member.entries.get(MASTER))), row) for member, row in held
+        view_of(exact_weight(local(member.param), local(member.entries.get(MASTER))), row) for member, row in held
     )  # fmt: skip
     sums = torch.stack([w.square().sum(dtype=sum_dtype(w.device)).to(device) for w in weights])
     reducer = shard_reducer_of([(member.param, row) for member, row in held], device)
@@ -154,7 +154,7 @@ def _add_rescaled(
             state = states.get(each.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
             row, label = Row(0, layer_index=layer_index), "a tensor that is only rescaled"
-            member = Member(each.tensor, label, [row], entries, is_stepped=False)
+            member = Member(each.tensor, label, [row], entries, only_rescaled=True)
             member_of[id(each.tensor)] = member
             members.append(member)
         if each.counts_for_max_norm and len(member.rows) > 1:

@@ -23,9 +23,8 @@ class Option(NamedTuple):
     """A row of the table.
 
     Attributes:
-        scope: "group" for an option of param groups, which torch's constructor takes too; "shared" for an option of the
-            constructor that is the same for all param groups; "flag" for a flag of torch; "layer" for an option of
-            layers alone.
+        scope: "group" for an option of param groups; "shared" for an option of the constructor that is the same for all
+            param groups; "flag" for a flag of torch; "layer" for an option of layers alone.
         must_be: the allowed values, for messages.
         allows: whether a value is allowed.
     """

@@ -17,8 +17,8 @@ from fused_lwlr.optim.option_table import Nonfinite, check_option, names_of, sho
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
-Entries = Mapping[str, float | Mapping[str, Any]]
-Layers = Entries | Sequence[Entries] | None
+LayerMapping = Mapping[str, float | Mapping[str, Any]]
+Layers = LayerMapping | Sequence[LayerMapping] | None
 """Name or pattern -> η or options, see `FusedOptimizer`."""
 MASTER = "master_weight"
 RADIUS = "radius"
@@ -60,7 +60,8 @@ def fixed(name: str) -> Any:
 class StepOptions:
     """Everything that a step depends on, except the param groups and the state.
 
-    `FusedOptimizer` describes the options that users give; their defaults are here.
+    `FusedOptimizer` describes the options that users give; their defaults are here. `ema` and `capturable` are the
+    values of new param groups.
 
     Attributes:
         class_name: the name of the class, for messages.
@@ -101,7 +102,7 @@ class StepOptions:
         for applies, message in self._refused():
             if applies:
                 raise ValueError(message)
-        if self.cautious_decay:
+        if self.cautious_decay and self.rule.decay_mode != "cautious":
             object.__setattr__(self, "rule", replace(self.rule, decay_mode="cautious"))
 
     def _refused(self) -> Sequence[tuple[bool, str]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
-from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.layer_options import Entry, Groups, labels_of, slices_of
+from fused_lwlr.optim.average import EMA, average_dtype, exact_weight
+from fused_lwlr.optim.layer_options import Groups, Slices, labels_of, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.validate import mismatch
@@ -27,23 +27,23 @@ class StateSpec:
 
     Attributes:
         options: of the optimizer.
-        group, index: its group, and its index in the group.
+        group, index_in_group: its group, and its index in it.
         name: its name, or "group.index".
         group_index: the index of its group.
-        on_device: whether the device counts steps.
+        counts_on_device: whether the device counts steps.
     """
 
     options: StepOptions
     group: dict[str, Any]
-    index: int
+    index_in_group: int
     name: str
     group_index: int
-    on_device: bool
+    counts_on_device: bool
 
     @property
     def param(self) -> Tensor:
         """The parameter."""
-        param: Tensor = self.group["params"][self.index]
+        param: Tensor = self.group["params"][self.index_in_group]
         return param
 
     @property
@@ -52,14 +52,14 @@ class StateSpec:
         return f"parameter {self.name!r}"
 
     @property
-    def slices(self) -> Entry:
+    def slices(self) -> Slices:
         """The layers that the parameter is cut into."""
-        return slices_of(self.group, self.index)
+        return slices_of(self.group, self.index_in_group)
 
     @cached_property
     def scaled(self) -> bool:
         """Whether the scaling acts on the parameter."""
-        return self.options.scales(self.group, self.index)
+        return self.options.scales(self.group, self.index_in_group)
 
     @property
     def on_sphere(self) -> bool:
@@ -67,16 +67,16 @@ class StateSpec:
         return self.options.on_spheres and self.scaled
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
+    def entry_names(self) -> tuple[str, ...]:
         """The names of the entries that the parameter has, without step counts."""
         options, group = self.options, self.group
         needed = {MASTER: options.has_master(self.param), EMA: group[EMA] is not None, RADIUS: self.on_sphere}
-        return (*options.rule.columns(group), *(name for name, is_needed in needed.items() if is_needed))
+        return (*options.rule.state_columns(group), *(name for name, is_needed in needed.items() if is_needed))
 
     @property
     def unused(self) -> frozenset[str]:
         """The entries that the parameter must not have: no step would maintain them."""
-        return OPTIONAL.difference(self.names)
+        return OPTIONAL.difference(self.entry_names)
 
     def mismatch(self, name: str, value: Any, *, copied: bool = False) -> str:
         """Returns why a value cannot be an entry of the state; "" if it can.
@@ -92,9 +92,10 @@ class StateSpec:
 
     def is_complete(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the parameter has all of its state, and took its first step."""
-        if self._was_skipped(state) or ((self.on_device or self.options.rule.counts_steps) and "step" not in state):
+        counts = self.counts_on_device or self.options.rule.counts_steps
+        if self._was_skipped(state) or (counts and "step" not in state):
             return False
-        return not any(self.mismatch(name, state.get(name)) for name in self.names)
+        return not any(self.mismatch(name, state.get(name)) for name in self.entry_names)
 
     def entries(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Returns the entries with which the parameter is stepped, and its step count on the host.
@@ -104,7 +105,7 @@ class StateSpec:
         Nothing is stored yet. An entry that does not fit is refused.
         """
         entries: dict[str, Tensor] = {}
-        for name in self.names:
+        for name in self.entry_names:
             if state.get(name) is None:
                 if name != RADIUS:
                     entries[name] = _new_entry(self.options, self.param, name, state)
@@ -113,7 +114,7 @@ class StateSpec:
             else:
                 entries[name] = state[name]
         step = self._taken(state)
-        if not self.on_device:
+        if not self.counts_on_device:
             return entries, self._count(step) if self.options.rule.counts_steps else min(self._count(step), 1.0)
         if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
             # the host does not wait for a count on a device
@@ -124,11 +125,11 @@ class StateSpec:
 
     def _was_skipped(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-        return not self.on_device and "step" in state and not self._count(state["step"])
+        return not self.counts_on_device and "step" in state and not self._count(state["step"])
 
     def _taken(self, state: Mapping[str, Any]) -> Any:
         """Returns the step count as the state has it. It is 0 or 1 if the rule does not count steps."""
-        columns = self.options.rule.columns(self.group)
+        columns = self.options.rule.state_columns(self.group)
         if self.options.rule.counts_steps:
             return state.get("step", 0.0)
         if columns and all(state.get(name) is None for name in columns):
@@ -186,7 +187,7 @@ def steps_of(value: Any) -> float:
 def _new_entry(options: StepOptions, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
     """Returns an entry that the state of a parameter lacks."""
     if name == EMA:
-        return first_average(param, state.get(MASTER) if options.has_master(param) else None)
+        return exact_weight(param, state.get(MASTER) if options.has_master(param) else None)
     if name == MASTER:
         return param.detach().float()
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)

@@ -193,7 +193,7 @@ class StepPlan:
         self._launched = [
             plan
             for plan in ([] if nothing else self.launch_plans)
-            if plan.has_gradients or plan.rescales or self._reducer is not None
+            if plan.has_gradients or plan.table.rescales or self._reducer is not None
         ]
 
 
@@ -209,7 +209,7 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
             (
                 list(map(id, group["params"])),
                 list(group.get("param_names", ())),
-                options.rule.columns(group),
+                options.rule.state_columns(group),
                 # groups of another optimizer lack the options below until a new plan is made
                 "ema" in group,
                 group.get("capturable"),

@@ -1,4 +1,4 @@
-"""Checks of parameters and gradients before a step."""
+"""Checks of options, parameters and gradients."""
 
 import sys
 import warnings
@@ -126,7 +126,7 @@ def check_momentum(options: StepOptions, group: dict[str, Any]) -> None:
 def check_edits(options: StepOptions, groups: Groups, before: Sequence[Any]) -> list[Any]:
     """Returns the options of all param groups after a check of the values that may have changed since before.
 
-    Tensors on a device are not checked, since this would wait for the device, and tensors that kernels read.
+    Tensors on a device are not checked, since this would wait for the device; nor are tensors that kernels read.
 
     Raises:
         ValueError: an option is out of range.

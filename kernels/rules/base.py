@@ -111,7 +111,7 @@ class Rule:
         """The targets at which a `FactorFormula` can act."""
         return ("gradient", "decayed", "direction") if self.decay_mode == "coupled" else ("gradient", "direction")
 
-    def columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def state_columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the state columns that parameters have with these options of a param group."""
         return self.states if self.optional is None or options.get(self.optional) else self.states[:-1]
 

@@ -56,7 +56,8 @@ class DeviceTable:
 
     Attributes:
         buffer: the buffer.
-        floats, addresses: its two parts.
+        floats, integers: its two parts.
+        rows, hyper_shape: R, and (H, K).
         dtypes: the Triton dtype of each column, None if the whole column is absent.
         numel: the elements of each row.
         itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
@@ -75,7 +76,7 @@ class DeviceTable:
         params = table.columns["param"]
         # saves a fiftieth of the host time of a step
         self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
-        self._rescaled, self.rescales = table.power != 0, bool(table.power.any())
+        self._rescaled, self.rescales = table.power != 0, table.rescales
         scaled = np.array([row.scaled for row in table.rows])
         self._static_flags = (SCALED.value * scaled) | (table.power << SHIFT.value)
         names = (*SCALAR_COLUMNS, *columns)
@@ -90,18 +91,18 @@ class DeviceTable:
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
-        integers = -(-floats // 4) * 2
-        self._upload = Upload(integers + (len(names) + 5) * self.rows, params[0].device)
+        float_words = -(-floats // 4) * 2
+        self._upload = Upload(float_words + (len(names) + 5) * self.rows, params[0].device)
         self.buffer = self._upload.buffer
-        self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
-        staged = self._upload.host[integers:].reshape(-1, self.rows)
+        self.floats, self.integers = self.buffer[:float_words].view(torch.float32), self.buffer[float_words:]
+        staged = self._upload.host[float_words:].reshape(-1, self.rows)
         numel, self._hyper_index, first, self._staged_flags, *addresses, layer_index = staged
         self._addresses = dict(zip(names, addresses, strict=True))
         numel[:], layer_index[:] = self.numel, [row.layer_index for row in table.rows]
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
         self.tiles = int(counts.sum())
-        staged_floats = self._upload.host[:integers].view(np.float32)
+        staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
         # copied as int32: as float32, half of an address could be a NaN, whose bits may change
@@ -136,8 +137,10 @@ class DeviceTable:
         # replays do not check version counters
         if workspace is not None and workspace.versions is not None and not capturing:
             self._staged_flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
-        used = [*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())] if capturing else None
-        self._upload.send(capturable=table.capturable, used=used)
+        if capturing:
+            self._upload.capture([*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())])
+        else:
+            self._upload.send(capturable=table.capturable)
 
     def _accept_gradients(self, table: Table) -> None:
         """Sets the addresses of gradients and the active rows."""

@@ -98,9 +98,9 @@ class Kernel:
             self.run = lambda programs, arguments: compiled[programs, 1, 1](*arguments, *constants)
 
 
-def _arguments(table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
+def _arguments(device_table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns all run-time arguments."""
-    return table.addresses, table.floats, items, items.shape[0], table.rows, *args
+    return device_table.integers, device_table.floats, items, items.shape[0], device_table.rows, *args
 
 
 def launch(
@@ -125,11 +125,11 @@ def launch(
     launch_counts["launches"] += 1
 
 
-def keep(table: DeviceTable) -> None:
+def keep(device_table: DeviceTable) -> None:
     """Keeps the memory of a launch from being reused before the current stream, which may not own it, is done."""
-    if table.buffer.is_cuda:
-        stream = torch.cuda.current_stream(table.buffer.device)
-        for tensor in table.memory():
+    if device_table.buffer.is_cuda:
+        stream = torch.cuda.current_stream(device_table.buffer.device)
+        for tensor in device_table.memory():
             tensor.record_stream(stream)
 
 

@@ -9,10 +9,10 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load, reduce_slots
-from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, new_values
+from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, apply_rule
 
-STATISTICS = tl.constexpr(len(RETRACTION_STATISTICS))
-ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DOT, UPDATE_SQ_SUM = (
+ROW_WIDTH = tl.constexpr(len(RETRACTION_STATISTICS))
+ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_DOT, UPDATE_SQ_SUM = (
     tl.constexpr(i) for i in range(8)
 )
 """Indices of `RETRACTION_STATISTICS`."""
@@ -49,7 +49,7 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
     abs_sum, sq_sum, nonfinite = sums[0], sums[1], sums[2]
     if RULE is not None:
         # first, so that all columns are loaded before one is used
-        w, d, _ = new_values(
+        w, d, _ = apply_rule(
             at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, FULL, "evict_last"
         )  # fmt: skip
         if RULE[DECAY] == "decoupled":
@@ -82,7 +82,7 @@ def add_weights(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.co
 
 @triton.jit
 def finalize_row(
-    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
+    row, first, count, integers, lr, clip, hyper, partials, tiles, factors, rows, statistics,
     FORMULA: tl.constexpr, ARGUMENTS: tl.constexpr, TARGET: tl.constexpr, ON_DEVICE: tl.constexpr,
     SLOTS: tl.constexpr, RETRACTION: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +100,7 @@ def finalize_row(
     weight_norm = tl.sqrt(weight_sq_sum)
     if RETRACTION is not None:
         if RETRACTION[2]:
-            address = entry(addresses, rows, row, RADIUS)
+            address = entry(integers, rows, row, RADIUS)
             radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
             weight_norm = radius.to(tl.float64)
     # in the order of `FORMULA_STATISTICS`; a formula that takes `direction_norm` has this target
@@ -117,9 +117,9 @@ def finalize_row(
             arguments += (reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS),)  # type: ignore[assignment]
         else:
             arguments += (known[ARGUMENTS[i]],)  # type: ignore[assignment]
-    out = statistics + STATISTICS * row
+    out = statistics + ROW_WIDTH * row
     s = FORMULA(*arguments).to(tl.float64)
-    scaled = (entry(addresses, rows, row, FLAGS) & SCALED) != 0
+    scaled = (entry(integers, rows, row, FLAGS) & SCALED) != 0
     s = tl.where(scaled, s, 1.0)
     factor = s.to(tl.float32)
     tl.store(factors + row, factor)
@@ -133,13 +133,13 @@ def finalize_row(
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + rows + row, rho.to(tl.float32))
         tl.store(out + DIRECTION_SQ_SUM, direction_sq_sum)
-        tl.store(out + DOT, dot)
+        tl.store(out + DIRECTION_DOT, dot)
         tl.store(out + UPDATE_SQ_SUM, update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
 
 
 @triton.jit
 def finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS: tl.constexpr):
     """Stores the other statistics of a row: Σ|g| and the count of non-finite g."""
-    out = statistics + STATISTICS * row
+    out = statistics + ROW_WIDTH * row
     tl.store(out + ABS_SUM, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
     tl.store(out + NONFINITE, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))

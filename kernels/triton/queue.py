@@ -85,7 +85,7 @@ def read_factors(
 
 
 @triton.jit
-def finish_launch(counters, rows, addresses, skipped, STEP: tl.constexpr, SLOTS: tl.constexpr):
+def finish_launch(counters, rows, integers, skipped, STEP: tl.constexpr, SLOTS: tl.constexpr):
     """Counts the step and resets the counters; the last program does this."""
     begin = 0
     while begin < rows:
@@ -93,8 +93,8 @@ def finish_launch(counters, rows, addresses, skipped, STEP: tl.constexpr, SLOTS:
         tl.store(counters + 2 + rows + row, 0, mask=row < rows)
         if STEP is not None:
             # if a tensor is cut into rows, only the first row counts
-            step_at = entry(addresses, rows, row, STEP_COUNT, row < rows)
-            before = entry(addresses, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
+            step_at = entry(integers, rows, row, STEP_COUNT, row < rows)
+            before = entry(integers, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
             mask = (step_at != 0) & (step_at != before)
             steps = step_at.to(tl.pointer_type(STEP))
             tl.store(steps, tl.load(steps, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
@@ -108,7 +108,7 @@ def finish_launch(counters, rows, addresses, skipped, STEP: tl.constexpr, SLOTS:
     do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "factors"],
 )
 def queue_kernel(
-    addresses,  # int64, see `DeviceTable`: columns param, grad, master_weight, ema and states
+    integers,  # int64, see `DeviceTable`: columns param, grad, master_weight, ema and states
     floats,  # float32, see `DeviceTable`
     items,  # int32 [item_count, 2], see `item_list`
     item_count,
@@ -119,7 +119,7 @@ def queue_kernel(
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused without norms, and for a direction
     factors,  # [1 or 2, rows]: s and ρ of each row; float32 of a `FactorFormula`, float64 of `Factors`
     statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
-    totals,  # float64 [6], see `Gate`; or None
+    totals,  # float64, see `Gate`; or None
     max_norm,  # see `Gate`
     grad_scale,  # float32, see `Gate`; or None
     found_inf,  # float32, see `Gate`; or None
@@ -157,12 +157,12 @@ def queue_kernel(
         row = tl.load(items + 2 * ticket)
         code = tl.load(items + 2 * ticket + 1)
         slot = code >> 1
-        start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
-        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, TILE)
-        hyper, lr, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
+        start = (slot - entry(integers, rows, row, FIRST_TILE)) * TILE
+        at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, TILE)
+        hyper, lr, sign, coefficients = read_row(integers, floats, rows, row, ON_DEVICE, WIDTH)
         steps = tl.full([], STEPS_OF_SHRINK, tl.float32) * shrink
         if STEP is not None:
-            step_at = entry(addresses, rows, row, STEP_COUNT)
+            step_at = entry(integers, rows, row, STEP_COUNT)
             if step_at != 0:
                 steps = tl.load(step_at.to(tl.pointer_type(STEP)))
                 coefficients = COEFFICIENTS(hyper, steps)
@@ -180,7 +180,7 @@ def queue_kernel(
             # the pass over the direction reads the weights anyway
             if not DIRECTION:
                 # the last step left Σw², which is valid unless the weights were changed since
-                known = (entry(addresses, rows, row, FLAGS) & KNOWN) != 0
+                known = (entry(integers, rows, row, FLAGS) & KNOWN) != 0
                 if known:
                     known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
                 if not known:
@@ -188,14 +188,14 @@ def queue_kernel(
                     tl.store(weight_partials + slot, squares[0])
                     tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
             # loaded here and not before the loops, where they would take registers
-            first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
-            count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
+            first = entry(integers, rows, row, FIRST_TILE).to(tl.int32)
+            count = tl.cdiv(entry(integers, rows, row, NUMEL), TILE).to(tl.int32)
             # stores of the other threads of this program come before the arrival too
             tl.debug_barrier()
             if tl.atomic_add(counters + 2 + row, 1, sem="acq_rel") == count - 1:
                 tl.store(counters + 2 + row, 0)
                 finalize_row(
-                    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
+                    row, first, count, integers, lr, clip, hyper, partials, tiles, factors, rows, statistics,
                     FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTION,
                 )  # fmt: skip
                 # as soon as the factors exist: no program waits for other statistics
@@ -205,9 +205,9 @@ def queue_kernel(
             s_grad, s_decayed, s_direction, rho = read_factors(
                 row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS
             )
-            row_shrink = power(shrink, entry(addresses, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
+            row_shrink = power(shrink, entry(integers, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
             rate, factors_of_grad = lr * s_direction, (s_grad * (sign * unscale), s_decayed)
-            layer_index = entry(addresses, rows, row, COLUMNS + len(DTYPES))
+            layer_index = entry(integers, rows, row, COLUMNS + len(DTYPES))
             # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
             new_squares = reduce_tile(
                 step_and_add, at, aligned, stop,
@@ -228,4 +228,4 @@ def queue_kernel(
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        finish_launch(counters, rows, addresses, skipped, STEP if WRITE else None, SLOTS)
+        finish_launch(counters, rows, integers, skipped, STEP if WRITE else None, SLOTS)

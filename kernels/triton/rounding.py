@@ -30,11 +30,11 @@ def mix(x):
 
 
 @triton.jit
-def key_of(seed, noise, steps):
+def key_of(seed, layer_index, steps):
     """Returns the key of the noise of a row: a hash of the seed, `Row.layer_index` and the number of steps taken."""
     # a tensor of one element, since numpy warns if a scalar overflows
     key = mix(tl.full([1], 0, tl.uint32) + seed.to(tl.uint32))
-    return mix(mix(key ^ steps.to(tl.int64).to(tl.uint32)) ^ noise.to(tl.uint32))
+    return mix(mix(key ^ steps.to(tl.int64).to(tl.uint32)) ^ layer_index.to(tl.uint32))
 
 
 @triton.jit

@@ -43,7 +43,7 @@ def _add_block(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.con
 
 @triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
 def statistics_kernel(
-    addresses,  # int64, see `DeviceTable`: columns param and grad
+    integers,  # int64, see `DeviceTable`: columns param and grad
     floats,  # unused
     items,  # int32 [item_count, 2]: row, and number of the tile in it
     item_count,
@@ -65,14 +65,14 @@ def statistics_kernel(
         row = tl.load(items + 2 * tile)
         index = tl.load(items + 2 * tile + 1)
         start = index.to(tl.int64) * (BLOCK * PASSES)
-        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK * PASSES)
+        at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, BLOCK * PASSES)
         sums = reduce_tile(
             _add_block, at, aligned, stop, (unscale,), 6, DTYPES, None, BLOCK,
             AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else (AT_ONCE + 1) // 2, True,
         )  # fmt: skip
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])
-        count = tl.cdiv(entry(addresses, rows, row, NUMEL), BLOCK * PASSES).to(tl.int32)
+        count = tl.cdiv(entry(integers, rows, row, NUMEL), BLOCK * PASSES).to(tl.int32)
         # values stored by other threads of this program also come before the arrival
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")

@@ -144,19 +144,19 @@ def _queued(
     return take
 
 
-def queue_workspace(table: DeviceTable, target: FactorTarget | None, retracts: bool) -> tuple[Tensor, ...]:
+def queue_workspace(device_table: DeviceTable, target: FactorTarget | None, retracts: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
     `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
     """
-    device = table.buffer.device
+    device = device_table.buffer.device
     # without norm items no result is stored for a row or a tile
-    rows, tiles = (0, 0) if target is None else (table.rows, table.tiles)
+    rows, tiles = (0, 0) if target is None else (device_table.rows, device_table.tiles)
     statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
     statistics[:, FACTOR] = 1
     return (
-        torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
+        torch.zeros(2 + 2 * device_table.rows, dtype=torch.int32, device=device),
         torch.zeros(6 * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
         torch.ones((2 if retracts else 1) * rows, dtype=torch.float32, device=device),
@@ -165,21 +165,21 @@ def queue_workspace(table: DeviceTable, target: FactorTarget | None, retracts: b
 
 
 def queue_items(
-    table: DeviceTable, target: FactorTarget | None, programs: int, norms: bool, updates: bool
+    device_table: DeviceTable, target: FactorTarget | None, programs: int, norms: bool, updates: bool
 ) -> np.ndarray:
     """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`.
 
     `programs` run at once.
     """
-    sizes, segments = sizes_of(table.buffer.device), 2 * np.arange(table.rows) + updates
+    sizes, segments = sizes_of(device_table.buffer.device), 2 * np.arange(device_table.rows) + updates
     if norms and updates:
         # norms read only the gradient, or, for a direction, all columns except the average
-        itemsizes, numel = table.itemsizes, table.active_numel
+        itemsizes, numel = device_table.itemsizes, device_table.active_numel
         itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
         counts = -(-numel // sizes.queue_tile)
         segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
-    active = segments[table.active[segments >> 1]]
-    return work.item_list(active, table.numel, sizes.queue_tile)
+    active = segments[device_table.active[segments >> 1]]
+    return work.item_list(active, device_table.numel, sizes.queue_tile)
 
 
 def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
@@ -198,12 +198,13 @@ def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dic
     """Returns the compile-time arguments of both kernels."""
     dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
     return {
-        "DTYPES": dtypes, "UPDATE": rule_of(rule, dtypes), "DECAY": rule.decay_mode, "ON_DEVICE": hyper_rows.on_device,
+        "DTYPES": dtypes, "UPDATE": compiled_update(rule, dtypes), "DECAY": rule.decay_mode,
+        "ON_DEVICE": hyper_rows.on_device,
         "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
     }  # fmt: skip
 
 
-def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
+def compiled_update(rule: Rule, dtypes: Sequence[Any]) -> Any:
     """Returns the Triton function of a rule: exact to the last bit, unless all results are stored in half precision."""
     weight, _, master, _, *states = dtypes
     # numbers that a compiler sees as scalars are Python's in the interpreter

@@ -16,7 +16,7 @@ THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
 NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
-"""Entries of a row in `addresses`, see `DeviceTable`; columns follow from COLUMNS on, and then `Row.layer_index`."""
+"""Entries of a row in `integers`, see `DeviceTable`; columns follow from COLUMNS on, and then `Row.layer_index`."""
 SCALED, KNOWN, SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 """The entry FLAGS: masks for `Row.scaled` and a known Σw², and the shift of p of Ŵᵖ."""
 
@@ -31,13 +31,13 @@ def dtype_of(table: Table, column: str) -> tl.dtype | None:
 
 
 @triton.jit
-def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
-    return tl.load(addresses + INDEX * rows + row, mask=mask, other=None if mask is None else 0)
+def entry(integers, rows, row, INDEX: tl.constexpr, mask=None):
+    return tl.load(integers + INDEX * rows + row, mask=mask, other=None if mask is None else 0)
 
 
 @triton.jit
 def tile_of(
-    addresses,  # see `DeviceTable`
+    integers,  # see `DeviceTable`
     rows,  # number of rows
     row,  # index of the row
     start,  # first element of the tile in the row
@@ -46,13 +46,13 @@ def tile_of(
 ):
     """Returns the addresses of a tile in each column, 0 if absent; whether all are aligned; and its elements."""
     # within a tile 32 bits are enough
-    stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
+    stop = tl.minimum(entry(integers, rows, row, NUMEL) - start, TILE).to(tl.int32)
     at = ()
     bits = tl.zeros([], tl.int64)
     for i in tl.static_range(len(DTYPES)):
         address = tl.zeros([], tl.int64)
         if DTYPES[i] is not None:
-            address = entry(addresses, rows, row, COLUMNS + i)
+            address = entry(integers, rows, row, COLUMNS + i)
             address = tl.where(address != 0, address + start * (DTYPES[i].primitive_bitwidth // 8), 0)
         at += (address,)  # type: ignore[assignment]
         bits |= address

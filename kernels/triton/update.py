@@ -29,7 +29,7 @@ cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
 @triton.jit
 def read_row(
-    addresses,  # see `DeviceTable`
+    integers,  # see `DeviceTable`
     floats,  # see `DeviceTable`
     rows,  # number of rows
     row,  # index of the row
@@ -38,14 +38,14 @@ def read_row(
 ):
     """Returns hyper, lr · η, sign and coefficients."""
     padded = rows + rows % 2
-    hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_INDEX)
+    hyper = floats + 3 * padded + WIDTH * entry(integers, rows, row, HYPER_INDEX)
     lr = read_number(hyper, LR, LR_ADDRESS, ON_DEVICE) * tl.load(floats + row)
     coefficients = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
     return hyper, lr, tl.load(hyper + SIGN), coefficients
 
 
 @triton.jit
-def new_values(
+def apply_rule(
     at, offs, stop, factors, coefficients, hyper, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr,
     EVICT: tl.constexpr,
 ):  # fmt: skip
@@ -80,11 +80,11 @@ def step_block(
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
     In `scalars`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
-    `coefficients`: see `new_values`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
+    `coefficients`: see `apply_rule`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
     new first state. `key` is for stochastic rounding, or None; `start` is the position of the tile in the row.
     """
     rate, decay, factors, coefficients, rho, shrink, hyper, key, start = scalars
-    w, d, states = new_values(at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, FULL, EVICT)
+    w, d, states = apply_rule(at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, FULL, EVICT)
     e = load(at[EMA], offs, stop, DTYPES[EMA], FULL, EVICT)
     if RULE[DECAY] == "decoupled":
         w = w * (1 - decay)
@@ -117,7 +117,7 @@ def step_and_add(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.c
 
 @triton.jit(do_not_specialize=["item_count", "rows"])
 def step_kernel(
-    addresses,  # int64, see `DeviceTable`
+    integers,  # int64, see `DeviceTable`
     floats,  # float32, see `DeviceTable`
     items,  # int32 [item_count, 2]: row, and number of the block in it
     item_count,
@@ -135,8 +135,8 @@ def step_kernel(
     while item < item_count:
         row = tl.load(items + 2 * item)
         start = tl.load(items + 2 * item + 1).to(tl.int64) * BLOCK
-        at, aligned, stop = tile_of(addresses, rows, row, start, DTYPES, BLOCK)
-        hyper, rate, sign, coefficients = read_row(addresses, floats, rows, row, ON_DEVICE, WIDTH)
+        at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, BLOCK)
+        hyper, rate, sign, coefficients = read_row(integers, floats, rows, row, ON_DEVICE, WIDTH)
         decay = rate * weight_decay_of(hyper, ON_DEVICE)
         # not `reduce_tile`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:

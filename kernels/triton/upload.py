@@ -22,26 +22,23 @@ class Upload:
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
 
-    def send(self, *, capturable: bool, used: Any) -> None:
-        """Uploads the values; into a CUDA graph if `used` are the other tensors to keep alive for it, and not None.
-
-        `capturable` says that a later step may be captured.
-        """
+    def capture(self, used: Any) -> None:
+        """Uploads the values in a CUDA graph. `used` are the other tensors that a replay reads."""
         host = torch.from_numpy(self.host)
-        if used is not None:
-            # also if the values are equal to older ones: the lists of items may be new tensors
-            self._used.append(used)
-            # a replay copies from this memory, which nothing else may change
-            if not (self._captured and torch.equal(self._captured[-1], host)):
-                if not self._spares:
-                    raise RuntimeError(
-                        f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture "
-                        "first"
-                    )
-                self._captured.append(self._spares.pop().copy_(host))
-            self.buffer.copy_(self._captured[-1], non_blocking=True)
-            return
-        upload(self.buffer, host)
+        # also if the values are equal to older ones: the lists of items may be new tensors
+        self._used.append(used)
+        # a replay copies from this memory, which nothing else may change
+        if not (self._captured and torch.equal(self._captured[-1], host)):
+            if not self._spares:
+                raise RuntimeError(
+                    f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
+                )
+            self._captured.append(self._spares.pop().copy_(host))
+        self.buffer.copy_(self._captured[-1], non_blocking=True)
+
+    def send(self, *, capturable: bool) -> None:
+        """Uploads the values. `capturable` says that a later step may be captured."""
+        upload(self.buffer, torch.from_numpy(self.host))
         if capturable and len(self._spares) < CAPTURES:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))

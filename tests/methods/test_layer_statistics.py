@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from fused_lwlr import layer_statistics
 from fused_lwlr.layers import named_layers
@@ -97,6 +98,15 @@ def test_parameters_that_are_elsewhere(backend, device):
         measured = measure().weight_norm.square()
         expected = torch.stack([param.detach().double().square().sum() for param in model.parameters()])
         torch.testing.assert_close(measured, expected, rtol=1e-6, atol=0)
+
+
+def test_tensors_that_kernels_cannot_reach(device):
+    """They are measured in successive calls, too."""
+    weight = nn.Parameter(TwoTensor(*torch.ones(2, 3, device=device)))
+    measure = StatisticsPass(named_layers({"weight": weight}), "auto")
+    for value in (1.0, 2.0):
+        weight.grad = TwoTensor(*torch.full((2, 3), value, device=device))
+        assert measure().abs_sum.tolist() == [3 * value]
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
