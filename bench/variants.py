@@ -28,7 +28,7 @@ TARGETS = {
 DTYPES = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 TYPES = {
     "max_norm": "fp32",
-    "addresses": "*i64",
+    "integers": "*i64",
     **dict.fromkeys(("items", "counters", "checksums", "arrivals"), "*i32"),
     **dict.fromkeys(("floats", "partials", "factors", "grad_scale", "found_inf"), "*fp32"),
     **dict.fromkeys(("results", "statistics", "totals"), "*fp64"),

@@ -54,7 +54,7 @@ class Selection:
         self._excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
 
     def selects(self, name: str | None, param: Tensor) -> bool:
-        """Returns whether a parameter is selected. The name of a parameter without a name is None."""
+        """Returns whether a parameter with this name, or None, is selected."""
         if callable(self._select):
             return bool(self._select(name or "", param))
         if name is None or matches(name, self._excluded):

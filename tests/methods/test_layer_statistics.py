@@ -102,10 +102,10 @@ def test_parameters_that_are_elsewhere(backend, device):
 
 def test_tensors_that_kernels_cannot_reach(device):
     """They are measured in successive calls, too."""
-    weight = nn.Parameter(TwoTensor(*torch.ones(2, 3, device=device)))
+    weight = nn.Parameter(TwoTensor(*(torch.ones(3, device=device) for _ in range(2))))
     measure = StatisticsPass(named_layers({"weight": weight}), "auto")
     for value in (1.0, 2.0):
-        weight.grad = TwoTensor(*torch.full((2, 3), value, device=device))
+        weight.grad = TwoTensor(*(torch.full((3,), value, device=device) for _ in range(2)))
         assert measure().abs_sum.tolist() == [3 * value]
 
 
