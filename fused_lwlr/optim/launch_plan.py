@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,10 @@ from fused_lwlr.memory import is_fake
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.members import Member
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
-from fused_lwlr.shards import local
+from fused_lwlr.optim.validate import same_placement
+from fused_lwlr.shards import is_distributed, local
+
+GRAD = attrgetter("grad")
 
 
 class LaunchPlan:
@@ -32,6 +36,9 @@ class LaunchPlan:
 
     def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool):
         self.members, self.addressable = members, addressable
+        self._params = [member.param for member in members]
+        self._distributed = any(map(is_distributed, self._params))
+        self._only_rescales_some = any(member.only_rescaled for member in members)
         columns = _columns(options, members)
         # the host counts steps, unless the device does
         self._counts = options.rule.counts_steps and "step" not in columns
@@ -55,6 +62,18 @@ class LaunchPlan:
         )  # fmt: skip
         self.statistics: Tensor | None = None
         self._changes = -1
+
+    def accept_gradients(self) -> bool:
+        """Takes the gradients of the next step. Returns False if a parameter has moved, or a gradient does not fit."""
+        params = self._params
+        grads: list[Any] = list(map(GRAD, params))
+        if self._only_rescales_some:
+            grads = [member.grad for member in self.members]
+        if self._distributed:
+            if not all(param.grad is None or same_placement(param.grad, param) for param in params):
+                return False
+            params, grads = list(map(local, params)), list(map(local, grads))
+        return self.table.has_params(params) and self.table.accept_gradients(grads)
 
     @property
     def has_gradients(self) -> bool:

@@ -80,7 +80,7 @@ def members_of(
 
     Members are the parameters that have a gradient or all of their state, and then other tensors that are rescaled. The
     second result has parameters that are members when they first have a gradient; the third names, for each hyper row,
-    its group's number and its layer options.
+    the index of its group and its layer options.
     """
     bucket_ids = None if bucket is None else set(map(id, bucket))
     members: list[Member] = []

@@ -2,8 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from itertools import islice
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,8 @@ from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
-from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
+from fused_lwlr.optim.validate import check_gradients, check_modes
 from fused_lwlr.shards import ShardReducer, is_distributed, local, shard_reducer_of
-
-GRAD = attrgetter("grad")
 
 
 class StepPlan:
@@ -87,24 +83,10 @@ class StepPlan:
         """Takes the gradients of the next step. Returns False if a new plan is needed. Arguments as of the class."""
         if self._state is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
-        if any(param.grad is not None for param in self._waiting):
+        if any(param.grad is not None for param in self._waiting) or self._state_of(states) != self._state:
             return False
-        if self._state_of(states) != self._state:
+        if not all(plan.accept_gradients() for plan in self.launch_plans):
             return False
-        grads: list[Any] = (
-            [member.grad for member in self._members] if self._rescaled else list(map(GRAD, self._params))
-        )
-        if self._distributed:
-            if not all(param.grad is None or same_placement(param.grad, param) for param in self._params):
-                return False
-            grads = list(map(local, grads))
-        left, grads_left = iter(map(local, self._params) if self._distributed else self._params), iter(grads)
-        for plan in self.launch_plans:
-            count = len(plan.members)
-            if not plan.table.has_params(list(islice(left, count))):
-                return False
-            if not plan.table.accept_gradients(list(islice(grads_left, count))):
-                return False
         if not self.repeats:
             if not self._fits_any_gradients:
                 return False
@@ -122,7 +104,7 @@ class StepPlan:
             return None
         if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
             check_modes()
-        hyper = [hyper_row(options, groups[number], layer, self._largest) for number, layer in self._hyper]
+        hyper = [hyper_row(options, groups[index], layer, self._largest) for index, layer in self._hyper]
         if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
