@@ -100,5 +100,5 @@ def find(pattern: str, known: Collection[str], argument: str, kind: str) -> list
         hint = (
             f"; did you mean {close[0]!r}?" if close else f"; names are such as {', '.join(map(repr, list(known)[:3]))}"
         )
-        raise ValueError(f"{argument} has {pattern!r}, which is not a {kind}{hint}")
+        raise ValueError(f"{argument} has {pattern!r}: it is not a {kind}{hint}")
     return found

@@ -18,21 +18,8 @@ if __name__ == "fused_lwlr.kernels":
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
     __all__ = [
-        "ADAMW",
-        "LION",
-        "RETRACTION_STATISTICS",
-        "SGD",
-        "STATISTICS",
-        "STEP_STATISTICS",
-        "FactorFormula",
-        "Factors",
-        "Gate",
-        "Hyper",
-        "Retraction",
-        "Row",
-        "Rule",
-        "Table",
-        "totals_of",
+        "ADAMW", "LION", "RETRACTION_STATISTICS", "SGD", "STATISTICS", "STEP_STATISTICS", "FactorFormula", "Factors",
+        "Gate", "Hyper", "Retraction", "Row", "Rule", "Table", "totals_of",
     ]  # fmt: skip
 else:
     # a bare `import kernels` must not fail: transformers tries it, to find the version of another project

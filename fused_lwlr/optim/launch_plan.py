@@ -30,15 +30,18 @@ class LaunchPlan:
         addressable: whether kernels can reach the members.
 
     Attributes:
+        params: the tensors of the members.
+        distributed: whether any of them is sharded.
         backend: the module that steps it.
         statistics: the statistics of the last step, or None.
     """
 
     def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool):
         self.members, self.addressable = members, addressable
-        self._params = [member.param for member in members]
-        self._distributed = any(map(is_distributed, self._params))
-        self._only_rescales_some = any(member.only_rescaled for member in members)
+        self.params = [member.param for member in members]
+        self.distributed = any(map(is_distributed, self.params))
+        # a tensor that is only rescaled may have a gradient that is not meant for this optimizer
+        self._all_stepped = not any(member.only_rescaled for member in members)
         columns = _columns(options, members)
         # the host counts steps, unless the device does
         self._counts = options.rule.counts_steps and "step" not in columns
@@ -65,11 +68,9 @@ class LaunchPlan:
 
     def accept_gradients(self) -> bool:
         """Takes the gradients of the next step. Returns False if a parameter has moved, or a gradient does not fit."""
-        params = self._params
-        grads: list[Any] = list(map(GRAD, params))
-        if self._only_rescales_some:
-            grads = [member.grad for member in self.members]
-        if self._distributed:
+        params = self.params
+        grads: list[Any] = list(map(GRAD, params)) if self._all_stepped else [member.grad for member in self.members]
+        if self.distributed:
             if not all(param.grad is None or same_placement(param.grad, param) for param in params):
                 return False
             params, grads = list(map(local, params)), list(map(local, grads))

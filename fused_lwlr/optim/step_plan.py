@@ -46,9 +46,9 @@ class StepPlan:
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
         self.options, self._is_bucket = options, bucket is not None
-        rescaled = options.rescale_weights
+        invariant = options.rescale_weights
         # kept, so that no other tensor gets one of the ids in the key
-        self._rescaled = [] if rescaled is False else rescaled.rescaled_tensors()
+        self._rescaled = [] if invariant is False else invariant.rescaled_tensors()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
         members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._rescaled)
@@ -59,17 +59,17 @@ class StepPlan:
 
         # in the order of the launch plans
         self._members = [member for plan in self.launch_plans for member in plan.members]
-        self._params = [member.param for member in self._members]
+        self._params = [param for plan in self.launch_plans for param in plan.params]
         # the largest numbers of hyper rows that stay finite when they are multiplied by η
         multipliers = [row.multiplier for member in members for row in member.rows]
         self._largest = torch.finfo(torch.float32).max / max([1.0, *multipliers])
         if all(param.dtype in DOUBLE for param in self._params):
             self._largest = math.inf
-        self._distributed = any(map(is_distributed, self._params))
+        self._distributed = any(plan.distributed for plan in self.launch_plans)
         # sums over the processes that share layers
         self._reducer: ShardReducer | None = None
         if self._distributed:
-            held = [(plan.members[row.tensor].param, row) for plan in self.launch_plans for row in plan.table.rows]
+            held = [(plan.params[row.tensor], row) for plan in self.launch_plans for row in plan.table.rows]
             self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
         # after the first step, see `_state_of`
         self._state: Any = None
@@ -181,12 +181,12 @@ class StepPlan:
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
     """Returns everything that a plan depends on except the step options, tensors and state."""
-    rescaled = options.rescale_weights
+    invariant = options.rescale_weights
     return (
         is_inference_mode_enabled(),
         None if bucket is None else set(map(id, bucket)),
         # tensors must not be compared by value
-        rescaled is not False and [(id(target.tensor), *target[1:]) for target in rescaled.rescaled_tensors()],
+        invariant is not False and [(id(each.tensor), *each[1:]) for each in invariant.rescaled_tensors()],
         [
             (
                 list(map(id, group["params"])),

@@ -77,7 +77,7 @@ def test_calibrate_leaves_layers_out(run, tmp_path, options, left_out):
     if "--no-init" not in options:
         assert dict(rates) == dict(every.exclude(*left_out) if left_out else every)
     told = run("calibrate --model vit --steps 1 --device cpu --rates-exclude pos_embd", code=2).output
-    assert "--rates-exclude has 'pos_embd', which is not a layer of vit; did you mean 'pos_embed'?" in told
+    assert "--rates-exclude has 'pos_embd': it is not a layer of vit; did you mean 'pos_embed'?" in told
 
 
 @pytest.mark.long

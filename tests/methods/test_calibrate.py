@@ -225,7 +225,5 @@ def test_a_pattern_without_a_layer_is_refused_before_a_minibatch_is_taken():
         raise AssertionError("taken")
         yield
 
-    with pytest.raises(
-        ValueError, match=r"exclude= has 'hed\.weight', which is not a layer of the model; did you mean"
-    ):
+    with pytest.raises(ValueError, match=r"exclude= has 'hed\.weight': it is not a layer of the model; did you mean"):
         fused_lwlr.calibrate(Net(), batches(), cross_entropy, exclude=["hed.weight"])

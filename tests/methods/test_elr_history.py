@@ -239,7 +239,7 @@ def test_wrong_arguments():
             ELRRecorder(model, every=every)
     with pytest.raises(ValueError, match="fits none of 4 layers"):
         ELRRecorder(model, select="conv*")
-    with pytest.raises(ValueError, match="select= has 'typo', which is not a layer of the model"):
+    with pytest.raises(ValueError, match="select= has 'typo': it is not a layer of the model"):
         ELRRecorder(model, select=["0.weight", "typo"])
     with pytest.raises(ValueError, match="steps none of the layers"):
         ELRRecorder(model).watch(torch.optim.SGD(net().parameters()))

@@ -46,7 +46,7 @@ ARGUMENTS = {
         ({"penalty": 0.0}, "penalty must be a finite number above 0, or None, not 0.0"),
         ({"penalty": 1.0, "gamma": 1.0}, "penalty must be None where gamma or relative_gamma is given, not 1.0"),
         ({"select": "norm*"}, "select.*norm"),
-        ({"select": ["0.weight", "typo"]}, "select= has 'typo', which is not a parameter that requires a gradient"),
+        ({"select": ["0.weight", "typo"]}, "select= has 'typo': it is not a parameter that requires a gradient"),
         ({"normalize": True, "mode": "paper", "gamma": float("inf")}, "normalize must be False with mode='paper' and"),
         ({"normalize": True, "mode": "paper", "penalty": 1.0}, "normalize must be False with mode='paper' and"),
         ({"mode": "text"}, "mode must be 'official' or 'paper', not 'text'"),

@@ -113,7 +113,7 @@ WRONG = [
         lambda m: multipliers.depth_increasing(nn.Linear(2, 2, bias=False), 0.0),
         "every trainable tensor would have a rate",
     ),
-    (lambda m: multipliers.layer_decay(m, 0.5, frozen="stem.*"), "has 'stem.*', which is not a parameter of the model"),
+    (lambda m: multipliers.layer_decay(m, 0.5, frozen="stem.*"), "has 'stem.*': it is not a parameter of the model"),
     (lambda m: multipliers.layer_decay(m, 0.0), "decay=0.0 must be above 0 and at most 1"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks="trunk"), "blocks='trunk' is not a Sequential or ModuleList"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks=[]), r"blocks=\[\] must have the name of a block, or be None"),
@@ -121,7 +121,7 @@ WRONG = [
     (lambda m: multipliers.layer_decay(nn.Linear(2, 2), 0.5), "holds 80% of the model: give the names of blocks"),
     (
         lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]),
-        "has 'stem.*', which is not a parameter of the model",
+        "has 'stem.*': it is not a parameter of the model",
     ),
     (lambda m: multipliers.mup(m, m, "lion"), "rule='lion' is not one of 'sgd', 'adamw'"),
     (lambda m: multipliers.mup(m, nn.Linear(2, 2), "sgd"), "'bias' is in only one of them"),

@@ -102,7 +102,7 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
 
 
 def test_exclude_refuses_patterns_without_a_match():
-    with pytest.raises(ValueError, match=r"exclude has 'wte\.weight', which is not a layer of these rates; did you"):
+    with pytest.raises(ValueError, match=r"exclude has 'wte\.weight': it is not a layer of these rates; did you"):
         fused().exclude("wte.weight")
 
 

@@ -197,7 +197,7 @@ def test_layer_stats_names_the_alternative(device):
     train((optimizer,), (named,), 1)
     with pytest.raises(RuntimeError, match=r"BalancedLR use the norms of weights alone.*layer_statistics\(model\)"):
         optimizer.layer_stats()
-    with pytest.raises(ValueError, match="which is not a parameter"):
+    with pytest.raises(ValueError, match="it is not a parameter"):
         OURS["sgd"](named, lr=0.1, scaling=BalancedLR(select="conv.weight"))
     assert repr(BalancedLR()).startswith("BalancedLR(")
     assert LARS() != BalancedLR()

@@ -39,10 +39,10 @@ def params(device):
         *(({"state_dtype": dtype}, rf"state_dtype={dtype!r} must be torch\.float32, torch\.bfloat16, torch\.float16")
           for dtype in (torch.int8, torch.float64, "bf16", torch.complex64, "float32", torch.float8_e4m3fn)),
         *(({"ema": decay}, r"ema=.* must be a number, at least 0 and below 1, .* or None") for decay in DECAYS),
-        ({"scaling": LARS(select="fc.*")}, r"LARS.*'fc\.\*', which is not a parameter of this optimizer"),
+        ({"scaling": LARS(select="fc.*")}, r"LARS.*'fc\.\*': it is not a parameter of this optimizer"),
         ({"scaling": LARS(select=["p0", "pp1"])}, "'pp1'.*did you mean 'p1'"),
         ({"scaling": LARS(select=["*", "!pp1"])}, r"LARS.*'pp1'.* not a .*; did you mean 'p1'"),
-        ({"scaling": ELR(0.1, select="!*.wte.weight")}, r"ELR.*'\*\.wte\.weight', which is not a parameter"),
+        ({"scaling": ELR(0.1, select="!*.wte.weight")}, r"ELR.*'\*\.wte\.weight': it is not a parameter"),
         ({"scaling": ClipByLayer(1.0, select="*.gamma")}, r"ClipByLayer.*'\*\.gamma'"),
         ({"scaling": "lars"}, "scaling='lars'"), ({"scaling": LARS}, r"scaling=<class .*LARS.*: write LARS\(\.\.\.\)"),
         ({"scaling": 0.1}, "scaling=0.1"), ({"scaling": True}, "scaling=True"),

@@ -90,7 +90,7 @@ def test_a_scaling_that_is_set_later_is_checked_as_in_the_constructor(name, devi
     """A refused scaling leaves the old one."""
     named = layers(device)
     ours = OURS[name](named, lr=0.1, scaling=LARS())
-    with pytest.raises(ValueError, match=r"ELR\(select=...\) has 'conv.weigth', .*did you mean 'conv.weight'"):
+    with pytest.raises(ValueError, match=r"ELR\(select=...\) has 'conv.weigth': .*did you mean 'conv.weight'"):
         ours.scaling = ELR(0.1, select="conv.weigth")
     unnamed = OURS[name]([p for _, p in named], lr=0.1)
     with pytest.raises(ValueError, match=r"given without: pass model\.named_parameters"):

@@ -51,8 +51,8 @@ def test_by_default_only_what_starts_at_zero_is_left_out():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rates_exclude": ("pos_embedd",)}, "--rates-exclude has 'pos_embedd', which is not a layer of vit; did you"),
-        ({"rates_exclude": ("none", "head.bias")}, "--rates-exclude has 'none', which is not a layer of vit"),
+        ({"rates_exclude": ("pos_embedd",)}, "--rates-exclude has 'pos_embedd': it is not a layer of vit; did you"),
+        ({"rates_exclude": ("none", "head.bias")}, "--rates-exclude has 'none': it is not a layer of vit"),
         ({"rates_exclude": ("*.*", "*_*")}, "--rates-exclude *.* *_* leaves no layer: give fewer patterns"),
     ],
 )  # fmt: skip
@@ -66,7 +66,7 @@ def test_patterns_that_do_not_fit_are_refused(fields, message):
 def test_patterns_are_refused_before_minutes_are_spent(option, monkeypatch):
     monkeypatch.setattr("fused_lwlr.training.trainer.gradinit_", None)
     monkeypatch.setattr("fused_lwlr.training.trainer.calibrate", None)
-    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} has 'typo', which is not a "):
+    with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} has 'typo': it is not a "):
         rates(init="gradinit", **{option: ("typo",)})
 
 

@@ -219,7 +219,7 @@ def test_selected_layers():
     chosen = {name for name, param in model.named_parameters() if optimizer.scaling.selects(name, param)}
     assert chosen == {name for name, _ in model.named_parameters() if not name.startswith("head.")}
     for option in ("select", "exclude"):
-        message = rf"--{option} has 'hed\.\*', which is not a parameter of resnet; "
+        message = rf"--{option} has 'hed\.\*': it is not a parameter of resnet; "
         with pytest.raises(ValueError, match=message):
             new_optimizer(dataclasses.replace(recipe, **{option: ("hed.*",)}), model, None)
 
