@@ -60,6 +60,8 @@ class Table:
             each row of a parameter the norm R that a `Retraction` keeps, float32 [rows of the parameter].
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
+        steps: for each parameter, the number of steps taken, float32 [params], where the host counts; 1 if omitted.
+        capturable: whether steps may be captured in a CUDA graph.
 
     A row whose parameter has no gradient is not stepped: its step count and its average do not change. If its power is
     not 0, it is still divided by Ŵᵖ, and its hyper row must have lr = 0. Only the gradients may move in memory.
@@ -71,20 +73,25 @@ class Table:
         changes: increases when another set of parameters has gradients, or when forms of gradients may have changed.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_index: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
-        steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         device_tables: the device table of this table for each set of columns, which a backend keeps.
-        capturable: whether steps may be captured in a CUDA graph.
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Tensor | None]],
+        rows: Sequence[Row] | None = None,
+        *,
+        steps: np.ndarray | None = None,
+        capturable: bool = False,
+    ):
         self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_index = np.array([row.hyper for row in self.rows], dtype=np.int64)
-        self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
+        self.steps = np.ones(len(params), dtype=np.float32) if steps is None else steps
+        self.capturable = capturable
         self.device_tables: dict[tuple[str, ...], Any] = {}
-        self.capturable = False
         self.has_grad, self.changes = np.array([grad is not None for grad in grads], dtype=bool), 0
         self.grad_addresses = np.array(addresses_of(grads), dtype=np.int64)
         self._have_same_forms: Callable[..., bool] = lambda *grads: False

@@ -2,7 +2,8 @@
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import fused_lwlr
 from bench.bytes_moved import recorded
+from fused_lwlr.kernels.triton import launch
 
 OURS = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}
 ALL = {**OURS, "lion": fused_lwlr.Lion}
@@ -50,6 +52,18 @@ def train(optimizers: Sequence[torch.optim.Optimizer], twins: Sequence[Named], s
         gradients(*twins)
         for optimizer in optimizers:
             optimizer.step()
+
+
+@contextmanager
+def launches(expected: int) -> Iterator[None]:
+    """Asserts that so many kernels are launched."""
+    grid, seen = launch.grid, []
+    launch.grid = lambda programs: seen.append(programs) or grid(programs)
+    try:
+        yield
+    finally:
+        launch.grid = grid
+    assert len(seen) == expected
 
 
 def singly(torchs: torch.optim.Optimizer) -> None:

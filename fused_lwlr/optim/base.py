@@ -163,8 +163,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         check_selection(options, self.param_groups, stacklevel=3)
         self.options = options
 
-    @property
-    def backend(self) -> dict[str, str]:
+    def _backends(self) -> dict[str, str]:
         """The code that steps the parameters of each device: device -> "triton", "torch", or "torch and triton".
 
         Both if dtypes differ, since "torch" steps float64. The argument is `options.backend`.
@@ -179,9 +178,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
-    @backend.setter
-    def backend(self, value: Any) -> None:
-        fixed("backend").__set__(self, value)
+    backend = fixed("backend", _backends)
 
     def complete_groups(self) -> None:
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.

@@ -38,12 +38,17 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     # tensors may be on a GPU, where each operation of the product would be a launch
     decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.applied_decay
     if max(map(abs, (0.0 if is_tensor else lr, decay, *numbers))) > largest:
-        # float32 would turn weights into NaN; torch.optim raises RuntimeError then
-        for name, option in {**merged, "weight_decay": row.applied_decay}.items():
-            number = number_of(option)
-            if number is not None and largest < abs(number) < math.inf:
-                raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
+        _refuse_too_large({**merged, "weight_decay": row.applied_decay}, largest)
     return row
+
+
+def _refuse_too_large(options: dict[str, Any], largest: float) -> None:
+    """Raises ValueError for a finite number above `largest`: float32 would turn weights into NaN."""
+    # torch.optim raises RuntimeError
+    for name, option in options.items():
+        number = number_of(option)
+        if number is not None and largest < abs(number) < math.inf:
+            raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
 
 
 def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:

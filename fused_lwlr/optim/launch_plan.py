@@ -28,6 +28,7 @@ class LaunchPlan:
 
     Args:
         addressable: whether kernels can reach the members.
+        capturable: whether steps may be captured in a CUDA graph.
 
     Attributes:
         params: the tensors of the members.
@@ -36,7 +37,7 @@ class LaunchPlan:
         statistics: the statistics of the last step, or None.
     """
 
-    def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool):
+    def __init__(self, options: StepOptions, members: Sequence[Member], *, addressable: bool, capturable: bool):
         self.members, self.addressable = members, addressable
         self.params = [member.param for member in members]
         self.distributed = any(map(is_distributed, self.params))
@@ -46,15 +47,15 @@ class LaunchPlan:
         # the host counts steps, unless the device does
         self._counts = options.rule.counts_steps and "step" not in columns
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
-        self.table = Table(columns, rows)
+        steps = np.array([member.steps for member in members], dtype=np.float32)
+        self.table = Table(columns, rows, steps=steps, capturable=capturable)
         if addressable:
             # the next step is compared with these
             self.table.remember_params()
             self.table.accept_gradients(columns["grad"])
-        self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
         if self._counts:
             # the state shares memory with the array that a step increments
-            for member, count in zip(members, torch.from_numpy(self.table.steps).unbind(), strict=True):
+            for member, count in zip(members, torch.from_numpy(steps).unbind(), strict=True):
                 member.entries["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
@@ -127,9 +128,12 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
     return columns
 
 
-def launch_plans_of(options: StepOptions, members: Sequence[Member]) -> list[LaunchPlan]:
+def launch_plans_of(options: StepOptions, members: Sequence[Member], *, capturable: bool) -> list[LaunchPlan]:
     """Returns one launch plan for each kind of members."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)
-    return [LaunchPlan(options, alike, addressable=addressable) for (addressable, *_), alike in kinds.items()]
+    return [
+        LaunchPlan(options, alike, addressable=addressable, capturable=capturable)
+        for (addressable, *_), alike in kinds.items()
+    ]

@@ -1,6 +1,6 @@
 """The options that all optimizers share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypedDict
@@ -44,8 +44,8 @@ class SharedOptions(TypedDict, total=False):
     backend: Backend
 
 
-def fixed(name: str) -> Any:
-    """Returns a property of optimizers: an option that can be read, but not changed after construction."""
+def fixed(name: str, read: Callable[[Any], Any] | None = None) -> Any:
+    """Returns a property of optimizers: an option that stays as constructed. `read` returns its value."""
 
     def refuse(optimizer: Any, value: Any) -> None:
         raise AttributeError(
@@ -53,7 +53,7 @@ def fixed(name: str) -> Any:
             f"{name}={shown(value)}, and load the state dict of this one"
         )
 
-    return property(lambda optimizer: getattr(optimizer.options, name), refuse)
+    return property(read or (lambda optimizer: getattr(optimizer.options, name)), refuse)
 
 
 @dataclass(frozen=True)

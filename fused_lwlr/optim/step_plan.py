@@ -53,10 +53,8 @@ class StepPlan:
         check_gradients(options, groups)
         members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_members(members)
-        self.launch_plans = launch_plans_of(options, members)
-        for plan in self.launch_plans:
-            plan.table.capturable = any(group["capturable"] for group in groups)
-
+        capturable = any(group["capturable"] for group in groups)
+        self.launch_plans = launch_plans_of(options, members, capturable=capturable)
         # in the order of the launch plans
         self._members = [member for plan in self.launch_plans for member in plan.members]
         self._params = [param for plan in self.launch_plans for param in plan.params]

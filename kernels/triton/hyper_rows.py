@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
-from torch import Tensor, float64
+from torch import Tensor
 
 from fused_lwlr.kernels.rules.base import Hyper, Rule
 from fused_lwlr.kernels.table import Table
@@ -66,7 +67,12 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
         more: the numbers of a scaling, which are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
-    device = table.columns["param"][0].device
+    rows, on_device = _hyper_rows(hyper, more, table.columns["param"][0].device)
+    return HyperRows(rows, _coefficients(rule, hyper, table), on_device)
+
+
+def _hyper_rows(hyper: Sequence[Hyper], more: tuple[float, ...], device: torch.device) -> tuple[np.ndarray, bool]:
+    """Returns the rows, float32 [hyper rows, width], and whether any has an address of a number on the device."""
     found: list[list[float]] = []
     # row, offset and tensor of each number on the device
     addresses: list[tuple[int, int, Tensor]] = []
@@ -86,7 +92,12 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
         found.append([*row, *(0.0,) * ((len(row) + len(more)) % 2), *more])
     rows = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
-        rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == float64)
+        rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
+    return rows, bool(addresses)
+
+
+def _coefficients(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarray:
+    """Returns the coefficients of the rule for each row of the table, float32 [2, rows]."""
     coefficients = np.empty((2, len(table.rows)), dtype=np.float32)
     steps: Any = table.steps.item(0)
     if np.count_nonzero(table.steps != steps):
@@ -95,4 +106,4 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], t
         here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
         counts = steps if isinstance(steps, float) else steps[here]
         coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, counts)
-    return HyperRows(rows, coefficients, bool(addresses))
+    return coefficients

@@ -1,6 +1,5 @@
-"""Launching kernels, and counting launches."""
+"""Launching kernels."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -14,9 +13,6 @@ from fused_lwlr.kernels.native import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.tile import TRITON_DTYPES
 from fused_lwlr.kernels.triton.upload import is_capturing
-
-launch_counts: Counter[str] = Counter()
-"""The number of "launches" since the last `launch_counts.clear()`."""
 
 
 def is_native(device: torch.device) -> bool:
@@ -110,7 +106,7 @@ def launch(
     *,
     counts: bool = False,
 ) -> None:
-    """Runs a kernel once, and counts the launch. `args` are the arguments after the number of rows.
+    """Runs a kernel once. `args` are the arguments after the number of rows.
 
     Without items nothing is launched, unless the kernel `counts` steps: steps of empty parameters count, too.
     """
@@ -122,7 +118,6 @@ def launch(
     with kernel.context:
         kernel.run(programs, _arguments(device_table, items, args))
         keep(device_table)
-    launch_counts["launches"] += 1
 
 
 def keep(device_table: DeviceTable) -> None:

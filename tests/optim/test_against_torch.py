@@ -9,10 +9,8 @@ import torch
 from cases import every_backend, every_case
 from lazy import imaginary, negated
 from pairs import beside_torch, compare_weights, twin_parameters
-from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, parameters, singly, train
+from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, launches, parameters, singly, train
 from tolerances import close, same
-
-from fused_lwlr.kernels import triton
 
 STEPS = 25
 CASES = [
@@ -127,7 +125,6 @@ def test_groups_of_different_options_share_a_launch(name, backend, device):
     groups = [[{"params": [p], **o} for p, o in zip(t, special, strict=True)] for t in (named, expected)]
     ours = OURS[name](groups[0], **OPTIONS[name], backend=backend)
     torchs = TORCH[name](groups[1], **OPTIONS[name], foreach=False)
-    triton.launch_counts.clear()
-    train((ours, torchs), (named, expected), STEPS)
-    assert triton.launch_counts["launches"] == (STEPS if backend == "triton" else 0)
+    with launches(STEPS if backend == "triton" else 0):
+        train((ours, torchs), (named, expected), STEPS)
     compare(check_of(backend), ours, torchs, named, expected)
