@@ -68,7 +68,7 @@ CPU = Sizes(
     step_block=16384, block=128, queue_passes=256, queue_slots=32, statistics_passes=128, at_once=1,
     statistics_slots=32, window=2 << 20,
 )  # fmt: skip
-"""Accumulators of 128 elements stay in the first cache, and two windows in the last; the window belongs to one thread.
+"""Accumulators of 128 elements fit into the first cache, and two windows into the last. Each thread has a window.
 Measured with `python -m bench.cpu` on an AMD EPYC. AdamW with LAMB on ResNet-50, in tiles of 65,536: one thread
 takes 20.0 ms with this window and 23.6 without one, two threads 22.9 with it and 13.9 without. Larger tiles are faster
 by up to a tenth, and less exact: a lane adds up one element of each block in single precision."""

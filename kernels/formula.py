@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Tensor", "divide", "double_number", "lerp", "maximum", "maximum_or_nan", "minimum", "number", "power", "sign",
-    "single", "sqrt", "where",
+    "Tensor", "divide", "double", "lerp", "maximum", "maximum_or_nan", "minimum", "power", "sign", "single", "sqrt",
+    "where",
 ]  # fmt: skip
 
 
@@ -72,11 +72,6 @@ def power(a: Tensor, exponent: Tensor) -> Tensor:
     return a**exponent
 
 
-def number(numbers: Any, index: int) -> Any:
-    """The rule's own number at an index, see `Rule.numbers`."""
-    return numbers[index]
-
-
-def double_number(numbers: Any, index: int) -> Any:
-    """A number in double precision: the sum of the numbers at an index and after it."""
-    return numbers[index] + numbers[index + 1]
+def double(high: Any, low: Any) -> Any:
+    """A number in double precision: the sum of two numbers."""
+    return high + low

@@ -64,7 +64,7 @@ def check_formula(function: Any, name: str) -> None:
 
 
 class _OnlyReal(TorchFunctionMode):
-    """Refuses arithmetic with integers and comparisons, for which Triton has 32 bits, and one bit."""
+    """Refuses arithmetic on integers and comparisons, which Triton computes with 32 bits and with one bit."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

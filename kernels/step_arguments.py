@@ -15,8 +15,8 @@ from fused_lwlr.kernels.tensors import joined, sum_dtype
 
 FactorTarget = Literal["gradient", "decayed", "direction"]
 STEPS_OF_SHRINK = 2.0**24
-"""A row that is only rescaled has no step count. Its rounding noise depends on this times 1 / Ŵ instead, since Ŵ
-differs from step to step."""
+"""A row that is only rescaled has no step count. Its noise is drawn from this number times 1 / Ŵ, which
+changes in every step."""
 # formulas cannot use names with a dot
 INFINITE = math.inf
 
@@ -80,7 +80,7 @@ class FactorFormula(NamedTuple):
     """One factor for each row with `Row.scaled`, from statistics of this step; 1 for the other rows.
 
     Attributes:
-        formula: (any of these, by name) -> factor, from operators and the names of `kernels.formula`.
+        function: (any of these, by name) -> factor, from operators and the names of `kernels.formula`.
             norm: the ℓ2 norm of `target`.
             weight_norm: ‖w‖ before the step. lr: with the row's multiplier. weight_decay: λ of the step.
             grad_norm, grad_abs_sum: ‖g‖ and Σ|g| of the clipped gradient.
@@ -94,7 +94,7 @@ class FactorFormula(NamedTuple):
             its `weight_norm`, and the step returns `RETRACTION_STATISTICS`.
     """
 
-    formula: Callable[..., Tensor]
+    function: Callable[..., Tensor]
     target: FactorTarget
     numbers: Mapping[str, float] = {}
     retraction: Retraction | None = None
@@ -102,7 +102,7 @@ class FactorFormula(NamedTuple):
     @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments that the formula names, in its order."""
-        code = self.formula.__code__
+        code = self.function.__code__
         return code.co_varnames[: code.co_argcount]
 
     def finalize(
@@ -141,7 +141,7 @@ class FactorFormula(NamedTuple):
         if self.target == "direction":
             norm = sums[..., DIRECTION_SQ_SUM].sqrt()
             available |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DIRECTION_DOT]}
-        factor = self.formula(**{name: available[name] for name in self.arguments})
+        factor = self.function(**{name: available[name] for name in self.arguments})
         sums[..., FACTOR] = torch.where(scaled, factor, 1.0)
         if self.retraction is None:
             return None

@@ -17,6 +17,7 @@ STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot
 """Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
+"""Functions that `map` calls without Python code in between."""
 SMALL = 1 << 42
 """Addresses below this may be offsets of freed storage, so gradients at these addresses are checked one by one."""
 
@@ -30,7 +31,7 @@ class Row(NamedTuple):
         power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of rows with
             `counts_for_max_norm`; 0 for no division, and with a `Retraction`. The first state, which is the momentum,
             is divided, too.
-        counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
+        counts_for_max_norm: whether Ŵ is a maximum over this row, too. Only rows with a power of at least 1 may count.
         hyper: the index of its hyper row when its parameter has a gradient.
         layer_index: its number among all rows of an optimizer, from which noise for stochastic rounding is drawn.
         label: its name in messages and statistics; "" for a row that is only rescaled.
@@ -116,21 +117,21 @@ class Table:
             False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
             of its parameter and the dtype of the table.
         """
-        present = bytes(map(EXISTS, grads))
-        there = examples = grads
-        if 0 in present:
-            there, examples = list(compress(grads, present)), self.gradients_or_placeholders(grads)
-        same = self._have_same_forms(*examples)
-        if not same and not all(map(self._fits, there, compress(self.columns["param"], present))):
+        has_grad = bytes(map(EXISTS, grads))
+        given = padded = grads
+        if 0 in has_grad:
+            given, padded = list(compress(grads, has_grad)), self.gradients_or_placeholders(grads)
+        same_forms = self._have_same_forms(*padded)
+        if not same_forms and not all(map(self._fits, given, compress(self.columns["param"], has_grad))):
             return False
-        addresses = list(map(POINTER, there)) if same else addresses_of(there)
-        if min(addresses, default=SMALL) < SMALL and not all(map(has_memory, there, addresses)):
+        addresses = list(map(POINTER, given)) if same_forms else addresses_of(given)
+        if min(addresses, default=SMALL) < SMALL and not all(map(has_memory, given, addresses)):
             return False
-        if not same:
-            self._have_same_forms = form_check(examples)
-        if not (same and present == self.has_grad.tobytes()):
+        if not same_forms:
+            self._have_same_forms = form_check(padded)
+        if not (same_forms and has_grad == self.has_grad.tobytes()):
             self.changes += 1
-        self.has_grad = np.frombuffer(present, dtype=bool)
+        self.has_grad = np.frombuffer(has_grad, dtype=bool)
         self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
         self.grad_addresses[self.has_grad] = addresses
         self.columns["grad"] = tuple(grads)

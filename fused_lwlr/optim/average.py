@@ -16,11 +16,11 @@ EMA = "ema"
 
 
 def exact_weight(param: Tensor, master_weight: Tensor | None) -> Tensor:
-    """Returns the first average: a copy of the weight, or the exact weight of elements that were not changed since."""
-    average = param.detach().to(average_dtype(param), copy=True)
+    """Returns a copy of the weight. Elements whose exact weight still rounds to the parameter have the exact weight."""
+    weight = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:
-        return average
-    return torch.where(master_weight.to(param.dtype) == param.detach(), master_weight, average)
+        return weight
+    return torch.where(master_weight.to(param.dtype) == param.detach(), master_weight, weight)
 
 
 def average_dtype(param: Tensor) -> torch.dtype:

@@ -22,14 +22,14 @@ from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
-from fused_lwlr.optim.option_table import check_option, names_of
+from fused_lwlr.optim.option_table import names_of
 from fused_lwlr.optim.options import SharedOptions, StepOptions, fixed
 from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.optim.validate import (
     DTYPES,
-    check_edits,
     check_selection,
     checked_group,
+    checked_options,
     is_made_by_zero_redundancy_optimizer,
 )
 from fused_lwlr.scaling import Scaling
@@ -179,12 +179,21 @@ class FusedOptimizer(torch.optim.Optimizer):
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
     backend = fixed("backend", _backends)
+    clip_global_norm = fixed("clip_global_norm")
+    nonfinite = fixed("nonfinite")
+    cautious_decay = fixed("cautious_decay")
+    master_weights = fixed("master_weights")
+    stochastic_rounding = fixed("stochastic_rounding")
+    rounding_seed = fixed("rounding_seed")
+    state_dtype = fixed("state_dtype")
+    rescale_weights = fixed("rescale_weights")
+    lr_in_momentum = fixed("lr_in_momentum")
 
     def complete_groups(self) -> None:
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
 
         Raises:
-            ValueError: a group has layers that do not fit it, another number of names, or decay as of Adam.
+            ValueError: a group has layers that do not fit it, or another number of names.
         """
         for group, labels in zip(self.param_groups, labels_of(self.param_groups), strict=True):
             group.setdefault("capturable", False)
@@ -203,7 +212,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group["layers"][:] = layers
             else:
                 group["layers"] = layers
-            check_option("decoupled_weight_decay", group.get("decoupled_weight_decay"), "a param group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group, as in `torch.optim`.
@@ -250,7 +258,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("step() within averaged(): the parameters hold averages now, so leave it first")
         groups = self.param_groups
-        # the first condition avoids the second call, which would create a CUDA context
+        # is_initialized() first: the other call would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
         if self._skip_report is not None and not capturing:
             self._report()
@@ -320,7 +328,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups, last = self.param_groups, self._last_plans or ()
         plan = last[index] if index < len(last) else None
         try:
-            self._last_values = check_edits(self.options, groups, self._last_values)
+            self._last_values = checked_options(self.options, groups, self._last_values)
             if plan is not None and not plan.accept_gradients(self.options, groups, self.state, bucket):
                 plan.release_gradients()
                 plan = None
@@ -497,9 +505,3 @@ class FusedOptimizer(torch.optim.Optimizer):
         given = [(field.name, getattr(self.options, field.name), field.default) for field in shared]
         lines = [f"    {name}: {value!r}\n" for name, value, default in given if value != default]
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found
-
-
-for _name in names_of("shared"):
-    # `scaling` and `backend` are properties
-    if not hasattr(FusedOptimizer, _name):
-        setattr(FusedOptimizer, _name, fixed(_name))

@@ -82,8 +82,8 @@ def factors_and_gates(
 ) -> tuple[list[Decision], SkipReport | None]:
     """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report.
 
-    With a `reducer`, which sums over the processes that share layers, factors are computed here too. That takes one
-    all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
+    With a `reducer`, which sums over the processes that share layers, this computes the factors too, by one all-reduce.
+    A clipped direction takes two, since it depends on the norm of all gradients.
     """
     formula = options.factor_formula
     if not options.totals_option and (reducer is None or formula is None):
@@ -109,11 +109,7 @@ def factors_and_gates(
     if reducer is None or formula is None:
         return [(formula, gate) for gate in gates], report
     if direction and clips:
-        again = measure(options, plans, hyper, DIRECTION, gates, reducer)
-        sums = [
-            torch.cat((first[:, :WEIGHT_SQ_SUM], second[:, WEIGHT_SQ_SUM:]), dim=1)
-            for first, second in zip(sums, again, strict=True)
-        ]
+        sums = measure(options, plans, hyper, DIRECTION, gates, reducer)
     factors = [
         factors_of(options, plan, sums_of_plan, gate, hyper, formula)
         for plan, sums_of_plan, gate in zip(plans, sums, gates, strict=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.layer_options import GROUP_OPTIONS, LayerOptions, max_lr
+from fused_lwlr.optim.layer_options import LayerOptions
 from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 
@@ -21,16 +21,10 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
     weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     merged = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
-    factor, per_lr = 1.0, 0.0
-    if layer != GROUP_OPTIONS:
-        merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
-        if layer.corrected_decay and isinstance(lr, Tensor):
-            # a replay reads lr
-            factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)
-        else:
-            factor = layer.weight_decay_factor(group)
+    merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
+    factor, per_lr = layer.decay_factors(group)
     if options.lr_in_momentum:
-        lr, merged["gradient_gain"] = 1.0, lr
+        lr, per_lr, merged["gradient_gain"] = 1.0, per_lr * lr, lr
     ema = group[EMA]
     numbers = options.rule.numbers(merged)
     row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)

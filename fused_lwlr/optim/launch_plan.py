@@ -72,7 +72,7 @@ class LaunchPlan:
         params = self.params
         grads: list[Any] = list(map(GRAD, params)) if self._all_stepped else [member.grad for member in self.members]
         if self.distributed:
-            if not all(param.grad is None or same_placement(param.grad, param) for param in params):
+            if not all(grad is None or same_placement(grad, param) for param, grad in zip(params, grads, strict=True)):
                 return False
             params, grads = list(map(local, params)), list(map(local, grads))
         return self.table.has_params(params) and self.table.accept_gradients(grads)

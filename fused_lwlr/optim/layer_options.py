@@ -65,8 +65,8 @@ class LayerOptions:
         """The learning-rate multiplier η."""
         return 1.0 if self.lr is None else self.lr
 
-    def weight_decay_factor(self, group: dict[str, Any]) -> float:
-        """Returns the multiplier of the group's weight decay for the lr that the group has now.
+    def decay_factors(self, group: dict[str, Any]) -> tuple[float, float]:
+        """Returns a and b: the weight decay of the layer is the weight decay of its group times (a + b · lr).
 
         Args:
             group: the param group of the layer.
@@ -75,7 +75,7 @@ class LayerOptions:
             ValueError: the decay follows lr, and max_lr of the group is not a finite number above 0.
         """
         factor = 1.0 if self.weight_decay is None else self.weight_decay
-        return factor * float(group["lr"]) / max_lr(group) if self.corrected_decay else factor
+        return (0.0, factor / max_lr(group)) if self.corrected_decay else (factor, 0.0)
 
 
 class Slice(NamedTuple):
@@ -135,11 +135,12 @@ def options_by_layer(groups: Groups) -> dict[str, dict[str, Any]]:
         for at, label in enumerate(labels):
             for layer in slices_of(group, at):
                 options = layer.options
+                factor, per_lr = options.decay_factors(group)
                 found[layer.label(label)] = {
                     **shared,
                     **{name: value for name in NAMES if (value := getattr(options, name)) is not None},
                     "lr": float(group["lr"]) * options.eta,
-                    "weight_decay": float(group["weight_decay"]) * options.weight_decay_factor(group),
+                    "weight_decay": float(group["weight_decay"]) * (factor + per_lr * float(group["lr"])),
                 }
     return found
 

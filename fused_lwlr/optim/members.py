@@ -76,11 +76,10 @@ def members_of(
     bucket: Sequence[Tensor] | None,
     rescaled: Sequence[RescaledTensor],
 ) -> tuple[list[Member], list[Tensor], list[tuple[int, LayerOptions]]]:
-    """Returns the members, the other parameters, and the sources of the hyper rows.
+    """Returns members, parameters that become members with their first gradient, and the sources of hyper rows.
 
-    Members are the parameters that have a gradient or all of their state, and then other tensors that are rescaled. The
-    second result has parameters that are members when they first have a gradient; the third names, for each hyper row,
-    the index of its group and its layer options.
+    A source is the index of a group, and the options of a layer. Members are the parameters that have a gradient or all
+    of their state, and then other tensors that are rescaled.
     """
     bucket_ids = None if bucket is None else set(map(id, bucket))
     members: list[Member] = []
@@ -167,7 +166,7 @@ def _add_rescaled(
         ]
 
 
-def check_members(members: Sequence[Member]) -> bool:
+def fits_any_gradients(members: Sequence[Member]) -> bool:
     """Returns True if no elements of the members share memory, so that any set of gradients is allowed.
 
     Raises:

@@ -86,6 +86,8 @@ class StateSpec:
         if name == RADIUS:
             return _radius_mismatch(self.param, value, len(self.slices), copied=copied)
         problem = mismatch(value, self.param, copied=copied)
+        if not problem and not copied and (value.is_conj() or value.is_neg()):
+            return "is a lazy conjugate or negative"
         if not problem and not copied and name == EMA and value.dtype != average_dtype(self.param):
             return f"is {value.dtype}, but must be {average_dtype(self.param)}"
         return problem
@@ -101,7 +103,7 @@ class StateSpec:
         """Returns the entries with which the parameter is stepped, and its step count on the host.
 
         The count is exact if the rule counts steps; for SGD and Lion it is 0 before the first step and 1 after it. If
-        the device counts, the entries have "step", and the other count is not used. New radii are left to the caller.
+        the device counts, the entries have "step", and the second result is not used. The caller adds new radii.
         Nothing is stored yet. An entry that does not fit is refused.
         """
         entries: dict[str, Tensor] = {}

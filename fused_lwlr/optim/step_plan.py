@@ -17,7 +17,7 @@ from fused_lwlr.optim.gate import SkipReport, factors_and_gates
 from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.launch_plan import launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
-from fused_lwlr.optim.members import check_members, members_of
+from fused_lwlr.optim.members import fits_any_gradients, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
@@ -38,6 +38,8 @@ class StepPlan:
     Attributes:
         launch_plans: one for each combination of device and dtypes.
         options: the options of its steps.
+        repeats: whether the gradients that were accepted last are of the same parameters as the gradients of the last
+            step, in the same forms.
 
     Raises:
         RuntimeError: a gradient that its parameter cannot be stepped by.
@@ -51,8 +53,8 @@ class StepPlan:
         self._rescaled = [] if invariant is False else invariant.rescaled_tensors()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
-        members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._rescaled)
-        self._fits_any_gradients = check_members(members)
+        members, self._waiting, self._hyper_sources = members_of(options, groups, states, bucket, self._rescaled)
+        self._fits_any_gradients = fits_any_gradients(members)
         capturable = any(group["capturable"] for group in groups)
         self.launch_plans = launch_plans_of(options, members, capturable=capturable)
         # in the order of the launch plans
@@ -60,9 +62,9 @@ class StepPlan:
         self._params = [param for plan in self.launch_plans for param in plan.params]
         # the largest numbers of hyper rows that stay finite when they are multiplied by η
         multipliers = [row.multiplier for member in members for row in member.rows]
-        self._largest = torch.finfo(torch.float32).max / max([1.0, *multipliers])
+        self._largest_hyper = torch.finfo(torch.float32).max / max([1.0, *multipliers])
         if all(param.dtype in DOUBLE for param in self._params):
-            self._largest = math.inf
+            self._largest_hyper = math.inf
         self._distributed = any(plan.distributed for plan in self.launch_plans)
         # sums over the processes that share layers
         self._reducer: ShardReducer | None = None
@@ -70,21 +72,23 @@ class StepPlan:
             held = [(plan.params[row.tensor], row) for plan in self.launch_plans for row in plan.table.rows]
             self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
         # after the first step, see `_state_of`
-        self._state: Any = None
+        self._known_state: Any = None
         # `changes` of the tables in the last step, None before the first step
-        self._last: list[int] | None = None
+        self._stepped_changes: list[int] | None = None
+        self.repeats = False
         self._choose_launches()
 
     def accept_gradients(
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if a new plan is needed. Arguments as of the class."""
-        if self._state is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
+        if self._known_state is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
-        if any(param.grad is not None for param in self._waiting) or self._state_of(states) != self._state:
+        if any(param.grad is not None for param in self._waiting) or self._state_of(states) != self._known_state:
             return False
         if not all(plan.accept_gradients() for plan in self.launch_plans):
             return False
+        self.repeats = self._stepped_changes == [plan.table.changes for plan in self.launch_plans]
         if not self.repeats:
             if not self._fits_any_gradients:
                 return False
@@ -102,7 +106,7 @@ class StepPlan:
             return None
         if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
             check_modes()
-        hyper = [hyper_row(options, groups[index], layer, self._largest) for index, layer in self._hyper]
+        hyper = [hyper_row(options, groups[index], layer, self._largest_hyper) for index, layer in self._hyper_sources]
         if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
@@ -120,21 +124,21 @@ class StepPlan:
                     plan.statistics = statistics
                 # now: if the next launch fails, this plan is complete
                 plan.count()
-                if self._last is None:
+                if self._stepped_changes is None:
                     plan.store(states)
             if self._distributed:
                 # kernels increment the versions of local parts only
                 written = [member.param for member in self._members if member.is_written]
                 increment_version(list(filter(is_distributed, written)))
-            if self._last is None:
+            if self._stepped_changes is None:
                 # members without a launch have state too
                 for plan in self.launch_plans:
                     plan.store(states)
                 drop_unused(options, groups, states)
                 # tensors that kernels cannot reach may change unnoticed: then each step needs a new plan
                 if all(plan.addressable for plan in self.launch_plans):
-                    self._state = self._state_of(states)
-            self._last = [plan.table.changes for plan in self.launch_plans]
+                    self._known_state = self._state_of(states)
+            self._stepped_changes = [plan.table.changes for plan in self.launch_plans]
         return report
 
     def release_gradients(self) -> None:
@@ -142,21 +146,18 @@ class StepPlan:
         for plan in self.launch_plans:
             plan.table.release_gradients()
 
-    @property
-    def repeats(self) -> bool:
-        """Whether the last step had gradients of the same parameters as now, in the same forms."""
-        return self._last == [plan.table.changes for plan in self.launch_plans]
-
     def _state_of(self, states: Any) -> Any:
-        """Returns the addresses of the state, and whose state it is; None if an entry has no address."""
+        """Returns the addresses and ids of the state, and whose state it is; None if an entry has no address."""
         read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
         entries: Any = [entry for state in read for entry in state.values() if entry is not None]
+        # an entry may be replaced by a view of it, which has other strides
+        tensors = list(map(id, entries))
         if self._distributed:
             entries = map(local, entries)
         # two parameters may exchange their state
         owners = None if self._is_bucket else list(map(id, states))
         try:
-            return list(map(POINTER, entries)), owners
+            return list(map(POINTER, entries)), tensors, owners
         except (RuntimeError, TypeError):
             # a sparse tensor, or an entry that is not a tensor
             return None
@@ -167,7 +168,7 @@ class StepPlan:
             for plan in self.launch_plans:
                 # a row without a gradient is only rescaled
                 rows = [row.hyper for row in plan.table.rows]
-                plan.table.hyper_index = np.where(plan.table.stepped, rows, len(self._hyper))
+                plan.table.hyper_index = np.where(plan.table.stepped, rows, len(self._hyper_sources))
         # without any gradient nothing is rescaled
         nothing = not any(plan.has_gradients for plan in self.launch_plans)
         self._launched = [

@@ -24,7 +24,7 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-EDITABLE = tuple(name for name in names_of("group") if name != "layers")
+EDITABLE = (*(name for name in names_of("group") if name != "layers"), "decoupled_weight_decay")
 """The options of param groups that may change between two steps. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
 """The types of options that schedulers or users may edit in place."""
@@ -123,7 +123,7 @@ def check_momentum(options: StepOptions, group: dict[str, Any]) -> None:
         )
 
 
-def check_edits(options: StepOptions, groups: Groups, before: Sequence[Any]) -> list[Any]:
+def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any]) -> list[Any]:
     """Returns the options of all param groups after a check of the values that may have changed since before.
 
     Tensors on a device are not checked, since this would wait for the device; nor are tensors that kernels read.

@@ -139,23 +139,24 @@ def new_values(
     rho: Factor = 1.0
     if isinstance(factor, Factors):
         s[factor.target], rho = factor.values[index], 1.0 if factor.rho is None else factor.rho[index]
-    elif factor is not None:
+    formula = factor if isinstance(factor, FactorFormula) else None
+    if formula is not None:
         sums = statistics[index]
         of_row = context.gate.clip, lr, weight_decay, None if radii is None else radii[index]
-        weight = w if factor.target == "direction" else to_float32(param)
+        weight = w if formula.target == "direction" else to_float32(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
-        if factor.target != "direction":
-            s[factor.target], rho = _factors(factor, sums, row, *of_row)
+        if formula.target != "direction":
+            s[formula.target], rho = _factors(formula, sums, row, *of_row)
     g = times(times(g, context.gate.clip), s["gradient"])
     g = -g if h.maximize else g
     if rule.decay_mode == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
     reference = rule.reference or partial(_by_formula, rule)
     d, results = reference(h.numbers, w, times(g, s["decayed"]), states, count)
-    if isinstance(factor, FactorFormula) and factor.target == "direction":
+    if formula is not None and formula.target == "direction":
         whole = decayed_direction(rule.decay_mode, w, d, weight_decay)
         sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
-        s["direction"], rho = _factors(factor, sums, row, *of_row)
+        s["direction"], rho = _factors(formula, sums, row, *of_row)
     w = apply_update(rule.decay_mode, w, d, lr, weight_decay, s["direction"])
     if row.power:
         # the first state is the momentum

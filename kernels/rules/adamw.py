@@ -7,17 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.formula import divide, double_number, lerp, maximum_or_nan, number, power, single, sqrt, where
+from fused_lwlr.kernels.formula import divide, double, lerp, maximum_or_nan, power, single, sqrt, where
 from fused_lwlr.kernels.rules.base import Quotient, Rule, States
 from fused_lwlr.kernels.tensors import sum_dtype, to_float32
 
-ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
-EXACT_BETA1, EXACT_BETA2 = 4, 6
-"""Places of β₁ and β₂ in double precision, two numbers each. Both are 0 without bias correction: 1 − 0ᵗ is 1."""
-
 
 def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
-    """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision."""
+    """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision as two numbers each.
+
+    Without bias correction these four are 0, since 1 − 0ᵗ is 1.
+    """
     beta1, beta2 = options["betas"]
     beta1, beta2 = float(beta1), float(beta2)
     single1, single2 = float(np.float32(beta1)), float(np.float32(beta2))
@@ -37,35 +36,37 @@ def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-unt
     t counts from 1 and includes this step.
     """
     exp_avg, exp_avg_sq, max_exp_avg_sq = states
-    gain, correction2 = coefficients
-    beta2, gain2, eps = number(numbers, BETA2), number(numbers, ONE_MINUS_BETA2), number(numbers, EPS)
-    exp_avg = lerp(exp_avg, g, number(numbers, ONE_MINUS_BETA1))
-    exp_avg_sq = exp_avg_sq * beta2 + gain2 * g * g
+    inverse_correction1, correction2 = coefficients
+    one_minus_beta1, beta2, one_minus_beta2, eps, _, _, _, _ = numbers
+    exp_avg = lerp(exp_avg, g, one_minus_beta1)
+    exp_avg_sq = exp_avg_sq * beta2 + one_minus_beta2 * g * g
     max_exp_avg_sq = maximum_or_nan(max_exp_avg_sq, exp_avg_sq)
     denom = divide(sqrt(where(present[2], max_exp_avg_sq, exp_avg_sq)), correction2) + eps
-    return divide(gain * exp_avg, denom), (exp_avg, exp_avg_sq, max_exp_avg_sq)
+    return divide(inverse_correction1 * exp_avg, denom), (exp_avg, exp_avg_sq, max_exp_avg_sq)
 
 
 def coefficients(numbers, steps):  # type: ignore[no-untyped-def]
     """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ); in the coming step t is one more than the steps taken."""
-    beta1, beta2 = double_number(numbers, EXACT_BETA1), double_number(numbers, EXACT_BETA2)
-    return single(1 / (1 - power(beta1, steps + 1))), single(sqrt(1 - power(beta2, steps + 1)))
+    _, _, _, _, high1, low1, high2, low2 = numbers
+    beta1, beta2, t = double(high1, low1), double(high2, low2), steps + 1
+    return single(1 / (1 - power(beta1, t))), single(sqrt(1 - power(beta2, t)))
 
 
 def reference(
     numbers: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
 ) -> tuple[Quotient, States]:
     """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
-    m, v, u = states
+    m, v, max_v = states
     assert m is not None
     assert v is not None
+    one_minus_beta1, beta2, one_minus_beta2, eps, high1, low1, high2, low2 = numbers
     t = (steps.to(sum_dtype(steps.device)) if isinstance(steps, Tensor) else steps) + 1
-    m.lerp_(g, numbers[ONE_MINUS_BETA1])
-    v.mul_(numbers[BETA2]).addcmul_(g, g, value=numbers[ONE_MINUS_BETA2])
-    u = None if u is None else torch.maximum(to_float32(u), v)
-    correction1, correction2 = (1 - double_number(numbers, at) ** t for at in (EXACT_BETA1, EXACT_BETA2))
-    denom = ((v if u is None else u).sqrt() / correction2**0.5).add_(numbers[EPS])
-    return Quotient(m, correction1, denom), (m, v, u)
+    m.lerp_(g, one_minus_beta1)
+    v.mul_(beta2).addcmul_(g, g, value=one_minus_beta2)
+    max_v = None if max_v is None else torch.maximum(to_float32(max_v), v)
+    correction1, correction2 = 1 - double(high1, low1) ** t, 1 - double(high2, low2) ** t
+    denom = ((v if max_v is None else max_v).sqrt() / correction2**0.5).add_(eps)
+    return Quotient(m, correction1, denom), (m, v, max_v)
 
 
 ADAMW = Rule(

@@ -74,11 +74,10 @@ class Rule:
         name: for messages.
         states: the names of the state columns.
         optional: the option of a param group that switches the last state column on; None if all columns always exist.
-        numbers: (options) -> the rule's own numbers, which its formulas read by their position. `options` are the
-            options of a param group and a layer, and `bias_correction` of the scaling.
+        numbers: (options) -> the rule's own numbers, always equally many. `options` are the options of a param group
+            and a layer, and `bias_correction` of the scaling.
         update: (w, g, states, present, coefficients, numbers) -> direction and new states. `states` and `present` have
             an element for each state column: its values (0 if a parameter has no such state), and whether it exists.
-            `number(numbers, i)` is number i.
         coefficients: (numbers, steps) -> two numbers that depend on the number of steps taken. Also runs on the host,
             where `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
         reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose

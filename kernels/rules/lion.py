@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fused_lwlr.kernels.formula import number, sign
+from fused_lwlr.kernels.formula import sign
 from fused_lwlr.kernels.rules.base import Rule
-
-BETA1, ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2 = range(4)
 
 
 def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
@@ -18,8 +16,8 @@ def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
 def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-untyped-def]
     """The direction sign(β₁ · m + (1 − β₁) · g), and m ← β₂ · m + (1 − β₂) · g."""
     (exp_avg,) = states
-    d = sign(number(numbers, BETA1) * exp_avg + number(numbers, ONE_MINUS_BETA1) * g)
-    return d, (number(numbers, BETA2) * exp_avg + number(numbers, ONE_MINUS_BETA2) * g,)
+    beta1, one_minus_beta1, beta2, one_minus_beta2 = numbers
+    return sign(beta1 * exp_avg + one_minus_beta1 * g), (beta2 * exp_avg + one_minus_beta2 * g,)
 
 
 LION = Rule(name="lion", states=("exp_avg",), numbers=numbers, update=update, adaptive=True)

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.formula import number, where
+from fused_lwlr.kernels.formula import where
 from fused_lwlr.kernels.rules.base import Hyper, Rule, States
-
-MOMENTUM, GAIN, NESTEROV, GRADIENT_GAIN = range(4)
 
 
 def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
@@ -31,17 +29,17 @@ def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-unt
     """The formula above. `coefficients` multiply the buffer and its gradient."""
     (momentum_buffer,) = states
     momentum_now, gain_now = coefficients
-    momentum, nesterov = number(numbers, MOMENTUM), number(numbers, NESTEROV) != 0
-    g = number(numbers, GRADIENT_GAIN) * g
+    momentum, _, nesterov, gradient_gain = numbers
+    g = gradient_gain * g
     momentum_buffer = momentum_now * momentum_buffer + gain_now * g
-    d = where(nesterov, g + momentum * momentum_buffer, momentum_buffer)
+    d = where(nesterov != 0, g + momentum * momentum_buffer, momentum_buffer)
     return where(present[0], d, g), (momentum_buffer,)
 
 
 def coefficients(numbers, steps):  # type: ignore[no-untyped-def]
     """Decay and gain of the momentum buffer: 0 and 1 on the first step."""
-    first = steps == 0
-    return where(first, 0.0, number(numbers, MOMENTUM)), where(first, 1.0, number(numbers, GAIN))
+    momentum, gain, _, _ = numbers
+    return where(steps == 0, 0.0, momentum), where(steps == 0, 1.0, gain)
 
 
 def reference(

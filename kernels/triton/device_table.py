@@ -15,7 +15,17 @@ from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
-from fused_lwlr.kernels.triton.tile import KNOWN, SCALED, SHIFT, dtype_of
+from fused_lwlr.kernels.triton.tile import (
+    FIRST_TILE,
+    FLAGS,
+    HYPER_INDEX,
+    KNOWN,
+    NUMEL,
+    SCALED,
+    SHIFT,
+    STEP_COUNT,
+    dtype_of,
+)
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
 ONLY_STEPPED = ("step", "ema")
@@ -95,17 +105,17 @@ class DeviceTable:
         self._upload = Upload(float_words + (len(names) + 5) * self.rows, params[0].device)
         self.buffer = self._upload.buffer
         self.floats, self.integers = self.buffer[:float_words].view(torch.float32), self.buffer[float_words:]
-        staged = self._upload.host[float_words:].reshape(-1, self.rows)
-        numel, self._hyper_index, first, self._staged_flags, *addresses, layer_index = staged
-        self._addresses = dict(zip(names, addresses, strict=True))
-        numel[:], layer_index[:] = self.numel, [row.layer_index for row in table.rows]
+        entries = self._upload.host[float_words:].reshape(-1, self.rows)
         counts = -(-self.numel // tile)
-        first[:] = np.cumsum(counts) - counts
+        entries[NUMEL.value], entries[FIRST_TILE.value] = self.numel, np.cumsum(counts) - counts
+        entries[-1] = [row.layer_index for row in table.rows]
+        self._hyper_index, self._staged_flags = entries[HYPER_INDEX.value], entries[FLAGS.value]
+        self._addresses = dict(zip(names, entries[STEP_COUNT.value : -1], strict=True))
         self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
-        # copied as int32: as float32, half of an address could be a NaN, whose bits may change
+        # int32, because a copy as float32 may change the bits of a NaN, and half of an address can look like one
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
         self._scratch: dict[str, dict[int, Tensor]] = {}
@@ -125,7 +135,10 @@ class DeviceTable:
 
         The flags say for which rows Σw² in the workspace is still right.
         """
-        self._accept_gradients(table)
+        if table.changes != self._changes:
+            self._changes = table.changes
+            self._activate(table)
+        self._set_addresses("grad", table.grad_addresses)
         for name, index, scratch in self._copied:
             scratch.copy_(real(table.columns[name][index]))
         if hyper is not None:
@@ -142,21 +155,6 @@ class DeviceTable:
         else:
             self._upload.send(capturable=table.capturable)
 
-    def _accept_gradients(self, table: Table) -> None:
-        """Sets the addresses of gradients and the active rows."""
-        if table.changes != self._changes:
-            self._changes = table.changes
-            self._activate(table.has_grad)
-            # also for absent gradients
-            self._scratch["grad"] = scratch_of(table.gradients_or_placeholders(table.columns["grad"]), self._strides)
-            self._copied = [
-                (name, index, scratch)
-                for name, tensors in self._scratch.items()
-                for index, scratch in tensors.items()
-                if self._active_params[index] and table.columns[name][index] is not None
-            ]
-        self._set_addresses("grad", table.grad_addresses)
-
     def _set_addresses(self, name: str, addresses: np.ndarray | Sequence[int]) -> None:
         """Sets the addresses of a column's rows. An address of a tensor is 0 if the tensor is absent or empty."""
         found = np.array(addresses, dtype=np.int64)
@@ -169,9 +167,9 @@ class DeviceTable:
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
-    def _activate(self, has_grad: np.ndarray) -> None:
+    def _activate(self, table: Table) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows."""
-        stepped = has_grad[self._tensor]
+        has_grad, stepped = table.has_grad, table.stepped
         self.active = stepped | self._rescaled
         self._active_params = has_grad.copy()
         self._active_params[self._tensor[self._rescaled]] = True
@@ -182,6 +180,14 @@ class DeviceTable:
         self._active_flags = np.where(stepped, self._static_flags, self._static_flags & ~SCALED.value)
         for kernel in self.kernels.values():
             kernel.items = None
+        # also for absent gradients
+        self._scratch["grad"] = scratch_of(table.gradients_or_placeholders(table.columns["grad"]), self._strides)
+        self._copied = [
+            (name, index, scratch)
+            for name, tensors in self._scratch.items()
+            for index, scratch in tensors.items()
+            if self._active_params[index] and table.columns[name][index] is not None
+        ]
 
     def finish(self) -> None:
         """Copies scratch tensors to the tensors they replace, and increments version counters."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from triton import knobs
 
 from fused_lwlr.kernels import formula
-from fused_lwlr.kernels.triton.hyper_rows import HEADER
 
 
 @triton.jit
@@ -63,19 +62,15 @@ def _power(a, exponent):
 
 
 @triton.jit
-def _number(numbers, index):
-    return tl.load(numbers + (HEADER + index))
-
-
-@triton.jit
-def _double_number(numbers, index):
-    high, low = tl.load(numbers + (HEADER + index)), tl.load(numbers + (HEADER + index + 1))
+def _double(high, low):
     return high.to(tl.float64) + low.to(tl.float64)
 
 
 _MEANING: dict[Any, Any] = {
-    getattr(formula, name): globals()[f"_{name}"] for name in formula.__all__ if f"_{name}" in globals()
-}
+    formula.where: _where, formula.maximum_or_nan: _maximum_or_nan, formula.sqrt: _sqrt, formula.divide: _divide,
+    formula.single: _single, formula.power: _power, formula.double: _double,
+}  # fmt: skip
+"""Triton's version of names of formulas. The other names are compiled from their own source."""
 _APPROXIMATE = {**_MEANING, formula.sqrt: _approximate_sqrt, formula.divide: _approximate_divide}
 """To 2 units in the last place on NVIDIA's GPUs (PTX ISA, div.full.f32 and sqrt.approx.f32), in a fraction of the
 instructions."""

@@ -29,11 +29,13 @@ class HyperRows(NamedTuple):
         values: the hyper rows, float32 [hyper rows, width].
         coefficients: of the rule, for each row of the table, float32 [2, rows].
         on_device: whether some numbers are on the device, so that hyper rows have their addresses.
+        numbers: how many numbers the rule has.
     """
 
     values: np.ndarray
     coefficients: np.ndarray
     on_device: bool
+    numbers: int
 
 
 @triton.jit
@@ -43,9 +45,9 @@ def read_number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl
     if ON_DEVICE:
         at = tl.load((hyper + ADDRESS).to(tl.pointer_type(tl.int64)))
         double = at % 2 != 0
-        here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
-        there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
-        value = tl.where(at == 0, value, tl.where(double, here, there))
+        as_double = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
+        as_single = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
+        value = tl.where(at == 0, value, tl.where(double, as_double, as_single))
     return value
 
 
@@ -59,19 +61,30 @@ def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
     return value
 
 
-def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], table: Table) -> HyperRows:
+@triton.jit
+def numbers_of(hyper, NUMBERS: tl.constexpr):
+    """Returns the NUMBERS numbers of the rule in a hyper row."""
+    numbers = ()
+    for i in tl.static_range(NUMBERS):
+        numbers += (tl.load(hyper + (HEADER + i)),)  # type: ignore[assignment]
+    return numbers
+
+
+def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], scaling_numbers: tuple[float, ...], table: Table) -> HyperRows:
     """Returns the hyper rows of a step.
 
     Args:
         hyper: at least one.
-        more: the numbers of a scaling, which are at the end of every hyper row.
+        scaling_numbers: the numbers of a scaling, which are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
-    rows, on_device = _hyper_rows(hyper, more, table.columns["param"][0].device)
-    return HyperRows(rows, _coefficients(rule, hyper, table), on_device)
+    rows, on_device = _hyper_rows(hyper, scaling_numbers, table.columns["param"][0].device)
+    return HyperRows(rows, _coefficients(rule, hyper, table), on_device, len(hyper[0].numbers))
 
 
-def _hyper_rows(hyper: Sequence[Hyper], more: tuple[float, ...], device: torch.device) -> tuple[np.ndarray, bool]:
+def _hyper_rows(
+    hyper: Sequence[Hyper], scaling_numbers: tuple[float, ...], device: torch.device
+) -> tuple[np.ndarray, bool]:
     """Returns the rows, float32 [hyper rows, width], and whether any has an address of a number on the device."""
     found: list[list[float]] = []
     # row, offset and tensor of each number on the device
@@ -89,7 +102,7 @@ def _hyper_rows(hyper: Sequence[Hyper], more: tuple[float, ...], device: torch.d
         row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
         row += h.numbers
         # an even width, for the alignment of the addresses
-        found.append([*row, *(0.0,) * ((len(row) + len(more)) % 2), *more])
+        found.append([*row, *(0.0,) * ((len(row) + len(scaling_numbers)) % 2), *scaling_numbers])
     rows = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
         rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
@@ -103,7 +116,7 @@ def _coefficients(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarra
     if np.count_nonzero(table.steps != steps):
         steps = table.steps.astype(np.float64)[table.tensor_of_row]
     for i, each in enumerate(hyper):
-        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
-        counts = steps if isinstance(steps, float) else steps[here]
-        coefficients[0, here], coefficients[1, here] = rule.coefficients(each.numbers, counts)
+        rows: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
+        counts = steps if isinstance(steps, float) else steps[rows]
+        coefficients[0, rows], coefficients[1, rows] = rule.coefficients(each.numbers, counts)
     return coefficients

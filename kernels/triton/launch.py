@@ -24,7 +24,7 @@ def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
     if not is_native(device):
         return GPU
-    # a thread that writes what another just read waits for its cache: so all norms come before all updates
+    # a thread is slow to write data that another has just read: so several threads do all norms before all updates
     return CPU if torch.get_num_threads() == 1 else CPU._replace(window=1 << 60)
 
 
@@ -76,21 +76,21 @@ class Kernel:
         # does nothing for tensors on the CPU
         self.context = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         options = {"maxnreg": registers} if torch.version.hip is None else {}
-        arguments = _arguments(device_table, items, args)
+        example = _arguments(device_table, items, args)
         self.run: Callable[[int, tuple[Any, ...]], None]
         # not a method: `self` in a closure would be a reference cycle, which delays freeing device memory
         if knobs.runtime.interpret:
             self.run = lambda programs, arguments: function[programs, 1, 1](*arguments, **meta)
         elif is_native(device_table.buffer.device):
             self.run = partial(
-                compile_kernel(function, arguments, meta), alone=bool(device_table.numel.sum() < GRAIN)
+                compile_kernel(function, example, meta), alone=bool(device_table.numel.sum() < GRAIN)
             )  # fmt: skip
         else:
             with self.context:
                 # without contraction to FMA, each operation is rounded separately, on every device and version
-                compiled = function.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **options)
+                compiled = function.warmup(*example, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **options)
             # a compiled kernel takes all arguments by position, and ignores compile-time ones
-            constants = [meta[name] for name in function.arg_names[len(arguments) :]]
+            constants = [meta[name] for name in function.arg_names[len(example) :]]
             self.run = lambda programs, arguments: compiled[programs, 1, 1](*arguments, *constants)
 
 

@@ -16,7 +16,7 @@ ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_D
     tl.constexpr(i) for i in range(8)
 )
 """Indices of `RETRACTION_STATISTICS`."""
-DIRECTION_SUM, DOT_SUM, WEIGHT_SUM = (tl.constexpr(i) for i in range(3, 6))
+DIRECTION_SQ_PARTIAL, DOT_PARTIAL, WEIGHT_SQ_PARTIAL = (tl.constexpr(i) for i in range(3, 6))
 """Rows of the partial sums Σd², ⟨w, d⟩ and Σw², after Σ|g|, Σg² and the count of non-finite g."""
 ABS_SUM_ARGUMENT, DOT_ARGUMENT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
@@ -91,11 +91,11 @@ def finalize_row(
     The row has `count` slots of partial sums from `first` on. Other arguments: see `queue_kernel`.
     """
     sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
-    weight_sq_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
+    weight_sq_sum = reduce_slots(partials + WEIGHT_SQ_PARTIAL * tiles, first, count, SLOTS)
     grad_norm = tl.sqrt(sq_sum) * clip
     norm = grad_norm
     if TARGET == "direction":
-        direction_sq_sum = reduce_slots(partials + DIRECTION_SUM * tiles, first, count, SLOTS)
+        direction_sq_sum = reduce_slots(partials + DIRECTION_SQ_PARTIAL * tiles, first, count, SLOTS)
         norm = tl.sqrt(direction_sq_sum)
     weight_norm = tl.sqrt(weight_sq_sum)
     if RETRACTION is not None:
@@ -114,7 +114,7 @@ def finalize_row(
             abs_sum = reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS)
             arguments += (abs_sum * clip,)  # type: ignore[assignment]
         elif ARGUMENTS[i] == DOT_ARGUMENT:
-            arguments += (reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS),)  # type: ignore[assignment]
+            arguments += (reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS),)  # type: ignore[assignment]
         else:
             arguments += (known[ARGUMENTS[i]],)  # type: ignore[assignment]
     out = statistics + ROW_WIDTH * row
@@ -127,7 +127,7 @@ def finalize_row(
     tl.store(out + WEIGHT_SQ_SUM, weight_sq_sum)
     tl.store(out + FACTOR, s)
     if RETRACTION is not None:
-        dot = reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS)
+        dot = reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * factor.to(tl.float64)
         outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)

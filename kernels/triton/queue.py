@@ -14,12 +14,12 @@ import triton.language as tl
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.triton.formula import _power as power
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import numbers_of, weight_decay_of
 from fused_lwlr.kernels.triton.norms import (
     NONFINITE,
     SQ_SUM,
+    WEIGHT_SQ_PARTIAL,
     WEIGHT_SQ_SUM,
-    WEIGHT_SUM,
     add_norms,
     add_weights,
     finalize_row,
@@ -131,6 +131,7 @@ def queue_kernel(
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
     WIDTH: tl.constexpr,  # numbers of a hyper row
+    NUMBERS: tl.constexpr,  # numbers of the rule
     FORMULA: tl.constexpr,  # formula of a `FactorFormula`, or None
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
     TARGET: tl.constexpr,  # target of a `FactorFormula` or `Factors`, or None
@@ -149,9 +150,9 @@ def queue_kernel(
     clip, shrink, skipped = read_gate(totals, max_norm, found_inf, SKIP, RESCALE)
     unscale = inverse_of(grad_scale)
     TILE: tl.constexpr = BLOCK * PASSES
-    RULE: tl.constexpr = (UPDATE, DECAY, ON_DEVICE)
+    RULE: tl.constexpr = (UPDATE, DECAY, ON_DEVICE, NUMBERS)
     DIRECTION: tl.constexpr = TARGET == "direction"
-    weight_partials = partials + WEIGHT_SUM * tiles
+    weight_partials = partials + WEIGHT_SQ_PARTIAL * tiles
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         row = tl.load(items + 2 * ticket)
@@ -165,11 +166,11 @@ def queue_kernel(
             step_at = entry(integers, rows, row, STEP_COUNT)
             if step_at != 0:
                 steps = tl.load(step_at.to(tl.pointer_type(STEP)))
-                coefficients = COEFFICIENTS(hyper, steps)
+                coefficients = COEFFICIENTS(numbers_of(hyper, NUMBERS), steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and code % 2 == 0:
-            # A direction loads all columns, so one block keeps enough loads in flight. `add_norms` needs a product,
-            # but compilers drop a constant factor of 1: so the factor has the sign, which does not change norms.
+            # A direction loads all columns, so one block keeps enough loads in flight. Without a direction the factor
+            # has the sign, too: compilers would drop a factor of 1, and `add_norms` needs a product.
             factor = unscale if DIRECTION else sign * unscale
             sums = reduce_tile(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),

@@ -61,11 +61,11 @@ def rounded(
         result = (bits & (0xFFFFFFFF - LOW)).to(tl.float32, bitcast=True)
         if DTYPE == tl.float16:
             # subnormal numbers are 2⁻²⁴ apart, which is the last digit of numbers from ½ to 1
-            STEP: tl.constexpr = 2**-24
+            SPACING: tl.constexpr = 2**-24
             nearest = (tl.abs(x) + 0.5) - 0.5
             rest = tl.abs(x) - nearest
             # from 0 to a step, made from its bits, since converting integers needs registers
-            part = ((noise >> 9) | 0x33800000).to(tl.float32, bitcast=True) - STEP
-            small = nearest + tl.where(rest > part, STEP, tl.where(-rest > part, -STEP, 0.0))
+            part = ((noise >> 9) | 0x33800000).to(tl.float32, bitcast=True) - SPACING
+            small = nearest + tl.where(rest > part, SPACING, tl.where(-rest > part, -SPACING, 0.0))
             result = tl.where(tl.abs(x) < 0.00006103515625, tl.where(x < 0, -small, small), result)
         return tl.where(tl.abs(x) < float("inf"), result, x)

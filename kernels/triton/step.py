@@ -29,6 +29,8 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows, hyper_rows_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, resident_programs, sizes_of
 
+NO_GATE = Gate()
+
 
 def step(*args: Any, **options: Any) -> Tensor | None:
     """Takes one step of a rule, in one launch: the same as `fused_lwlr.kernels.reference.step`."""
@@ -46,8 +48,8 @@ def prepare(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
-    more = tuple(factor.numbers.values()) if isinstance(factor, FactorFormula) else ()
-    hyper_rows = hyper_rows_of(rule, hyper, more, table)
+    scaling_numbers = tuple(factor.numbers.values()) if isinstance(factor, FactorFormula) else ()
+    hyper_rows = hyper_rows_of(rule, hyper, scaling_numbers, table)
     device, columns, shape = table.columns["param"][0].device, columns_of(rule), hyper_rows.values.shape
     device_table = table.device_tables.get(columns)
     if device_table is None or device_table.hyper_shape != shape:
@@ -55,7 +57,7 @@ def prepare(
         device_table = table.device_tables[columns] = DeviceTable(table, columns, shape, tile)
     plain = write and factor is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, hyper_rows, factor, gate or Gate(), write, rounding_seed)
+        return _queued(table, device_table, rule, hyper_rows, factor, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
@@ -107,20 +109,20 @@ def _queued(
         device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
-    device, least = device_table.buffer.device, least_resident("queue", len(rule.states))
-    programs = resident_programs(device, least)
-    key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, programs]
+    key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, torch.get_num_threads()]
     key += map(type, arguments)
+    function = formula and compiled(formula.function)
     if formula is not None:
-        key += (formula.formula, *formula.numbers, retraction)
+        key += (function, *formula.numbers, retraction)
+    device = device_table.buffer.device
 
     def make(items: Tensor) -> Kernel:
-        sizes = sizes_of(device)
+        sizes, least = sizes_of(device), least_resident("queue", len(rule.states))
         return Kernel(
             queue.queue_kernel, device_table, items, arguments, registers=max_registers(least),
             max_programs=resident_programs(device, PER_PROCESSOR),
             **_common(device_table, rule, hyper_rows), STEP=device_table.dtypes["step"], TARGET=target,
-            FORMULA=formula and compiled(formula.formula), RETRACTION=retraction and tuple(retraction),
+            FORMULA=function, RETRACTION=retraction and tuple(retraction),
             ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,
@@ -129,7 +131,7 @@ def _queued(
 
     kernel = device_table.kernel(
         tuple(key),
-        lambda: queue_items(device_table, target, programs, not write or formula is not None, write),
+        lambda: queue_items(device_table, target, rule, not write or formula is not None, write),
         make,
     )
 
@@ -165,18 +167,16 @@ def queue_workspace(device_table: DeviceTable, target: FactorTarget | None, retr
 
 
 def queue_items(
-    device_table: DeviceTable, target: FactorTarget | None, programs: int, norms: bool, updates: bool
+    device_table: DeviceTable, target: FactorTarget | None, rule: Rule, norms: bool, updates: bool
 ) -> np.ndarray:
-    """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`.
-
-    `programs` run at once.
-    """
+    """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
     sizes, segments = sizes_of(device_table.buffer.device), 2 * np.arange(device_table.rows) + updates
     if norms and updates:
         # norms read only the gradient, or, for a direction, all columns except the average
         itemsizes, numel = device_table.itemsizes, device_table.active_numel
         itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
         counts = -(-numel // sizes.queue_tile)
+        programs = resident_programs(device_table.buffer.device, least_resident("queue", len(rule.states)))
         segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
     active = segments[device_table.active[segments >> 1]]
     return work.item_list(active, device_table.numel, sizes.queue_tile)
@@ -200,7 +200,7 @@ def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dic
     return {
         "DTYPES": dtypes, "UPDATE": compiled_update(rule, dtypes), "DECAY": rule.decay_mode,
         "ON_DEVICE": hyper_rows.on_device,
-        "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
+        "WIDTH": device_table.hyper_shape[1], "NUMBERS": hyper_rows.numbers, "num_warps": WARPS,
     }  # fmt: skip
 
 

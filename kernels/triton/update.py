@@ -4,7 +4,7 @@ Tuples have these orders:
 
     DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
     at       the addresses of a tile in these columns, 0 if absent
-    RULE     UPDATE and DECAY of `fused_lwlr.kernels.rules.base.Rule`, and ON_DEVICE
+    RULE     UPDATE and DECAY of `fused_lwlr.kernels.rules.base.Rule`, ON_DEVICE, and how many numbers the rule has
     hyper    a row of hyper-parameters, see hyper_rows.py
 
 `offs`, `stop`, FULL and EVICT are explained at `load`. ON_DEVICE says whether numbers of hyper rows may be addresses.
@@ -16,13 +16,21 @@ import triton.language as tl
 from fused_lwlr.kernels import formula
 from fused_lwlr.kernels.rules import base
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper_rows import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, read_number, weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import (
+    EMA_WEIGHT,
+    LR,
+    LR_ADDRESS,
+    SIGN,
+    numbers_of,
+    read_number,
+    weight_decay_of,
+)
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
 from fused_lwlr.kernels.triton.tile import HYPER_INDEX, TAIL, entry, fold, load, store, tile_of
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
-UPDATE, DECAY, ON_DEVICE = (tl.constexpr(i) for i in range(3))
+UPDATE, DECAY, ON_DEVICE, NUMBERS = (tl.constexpr(i) for i in range(4))
 """Places in RULE."""
 cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
@@ -67,7 +75,8 @@ def apply_rule(
     if RULE[DECAY] == "coupled":
         weight_decay = weight_decay_of(hyper, RULE[ON_DEVICE])
         g = tl.where(weight_decay != 0, g + weight_decay * w, g)
-    d, states = RULE[UPDATE](w, g * factors[1], states, present, coefficients, hyper)
+    numbers = numbers_of(hyper, RULE[NUMBERS])
+    d, states = RULE[UPDATE](w, g * factors[1], states, present, coefficients, numbers)
     if RULE[DECAY] == "cautious":
         d = cautious(d, w, weight_decay_of(hyper, RULE[ON_DEVICE]))
     return w, d, states
@@ -127,6 +136,7 @@ def step_kernel(
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     WIDTH: tl.constexpr,
+    NUMBERS: tl.constexpr,
     BLOCK: tl.constexpr,  # elements of an item
 ):
     """One step of a rule, a block an item."""
@@ -143,7 +153,7 @@ def step_kernel(
             step_block(
                 at, tl.arange(0, BLOCK), stop,
                 (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                DTYPES, (UPDATE, DECAY, ON_DEVICE), True, "",
+                DTYPES, (UPDATE, DECAY, ON_DEVICE, NUMBERS), True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
@@ -151,7 +161,7 @@ def step_kernel(
                 step_block(
                     at, begin + tl.arange(0, NARROW), stop,
                     (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                    DTYPES, (UPDATE, DECAY, ON_DEVICE), False, "",
+                    DTYPES, (UPDATE, DECAY, ON_DEVICE, NUMBERS), False, "",
                 )  # fmt: skip
                 begin += NARROW
         item += tl.num_programs(0)

@@ -87,7 +87,7 @@ def refreshed(table, columns, numbers):
 
 def test_one_upload_has_all_of_it(device, monkeypatch):
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
-    numbers = HyperRows(np.float32([[0.1, 0.2]]), np.zeros((2, 3), np.float32), False)
+    numbers = HyperRows(np.float32([[0.1, 0.2]]), np.zeros((2, 3), np.float32), False, 0)
     columns = ("param", "grad", "momentum_buffer")
     found, sizes = refreshed(table, columns, numbers), []
     module = sys.modules["fused_lwlr.kernels.triton.upload"]

@@ -65,6 +65,17 @@ def test_state(name, entry, device):
     follow(name, device, lambda optimizer, named: elsewhere(optimizer.state[named[1][1]][entry]))
 
 
+@pytest.mark.parametrize(("name", "entry"), [("sgd", "momentum_buffer"), ("adamw", "exp_avg"), ("adamw", "exp_avg_sq")])
+def test_state_is_replaced_by_a_view_of_it(name, entry, device):
+    """The view has the same address."""
+
+    def move(optimizer, named):
+        state = optimizer.state[named[1][1]]
+        state[entry] = state[entry].t()
+
+    follow(name, device, move)
+
+
 @every_backend
 @pytest.mark.parametrize("name", ALL)
 def test_a_count_with_a_dimension(name, backend, device):

@@ -337,7 +337,7 @@ def test_meta_parameters_are_refused_where_torch_refuses_them(name):
 BUFFERS = {
     **{str(dtype): torch.ones(4).to(dtype) for dtype in (torch.int32, torch.bool, torch.float8_e4m3fn)},
     "short": torch.ones(3), "sparse": torch.ones(4).to_sparse(), "text": "text", "number": 2.0,
-    "expanded": torch.ones(1).expand(4),
+    "expanded": torch.ones(1).expand(4), "negative": torch._neg_view(torch.ones(4)),
 }  # fmt: skip
 UNUSABLE = [({}, None, value, "") for value in BUFFERS.values()] + [
     ({"ema": 0.9}, "ema", torch.zeros(3), r" is \(3,\), but"),

@@ -11,10 +11,8 @@ from tolerances import close
 
 from fused_lwlr import ELR, LAMB, Hyperball
 from fused_lwlr.kernels import Rule
-from fused_lwlr.kernels.formula import number, sign, where
+from fused_lwlr.kernels.formula import sign, where
 from fused_lwlr.optim import FusedOptimizer
-
-MOMENTUM, REST, WARM = 0, 1, 2
 
 
 def numbers(options):
@@ -34,8 +32,8 @@ def update(w, g, states, present, coefficients, numbers):
 
 
 def coefficients(numbers, steps):
-    momentum = number(numbers, MOMENTUM)
-    return where(steps == 0, 0.0, momentum), where(steps == 0, number(numbers, WARM), number(numbers, REST))
+    momentum, rest, warm = numbers
+    return where(steps == 0, 0.0, momentum), where(steps == 0, warm, rest)
 
 
 SIGNUM = Rule(
