@@ -85,7 +85,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
     target = "gradient" if rule is SGD else "direction"
     absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "seed"))
     scaled = {
-        **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": width,
+        **meta, "STEP_DTYPE": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": width,
         "FORMULA": formula.compiled(ELR.formula), "TARGET": target,
         "ARGUMENTS": step.arguments_of(ELR(0.1).factor_formula(rule), width),
         "SKIP": False, "RESCALE": False, "WRITE": True,
@@ -100,13 +100,15 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
             "ARGUMENTS": step.arguments_of(Hyperball().factor_formula(rule), width), "RETRACTS": True,
             "RETRACTION": (0.0, 0.0, True),
         }, ()),
-        "all": ({"STEP": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf")),
+        "all": (
+            {"STEP_DTYPE": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf"),
+        ),
     }  # fmt: skip
     if rule is ADAMW and dtype == tl.float32:
         found["balanced"] = ({"FORMULA": None}, ())
         found["ELR, ema"] = ({"DTYPES": dtypes(dtype, "WGXYE", states=3)}, ())
     if dtype != tl.float32:
-        noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": None, "ON_DEVICE": True}
+        noise = {"STEP_DTYPE": tl.float32, "FORMULA": None, "TARGET": None, "ON_DEVICE": True}
         found["noise"] = (noise, ("seed",))
     for label, (changes, given) in found.items():
         arguments = {key: value for key, value in {**scaled, **changes}.items() if key not in given}

@@ -133,7 +133,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if given.get("fused") and flags["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         more |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
-        self.options = StepOptions(**more, is_part=is_made_by_zero_redundancy_optimizer(), **self._kind)
+        self.options = StepOptions(**more, is_part=is_made_by_zero_redundancy_optimizer(), **self._class_options)
         yield {**flags, "fused": None}
         # layers= and select= name parameters, which exist from here on
         groups, layers = self.param_groups, given.get("layers")
@@ -148,7 +148,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         check_selection(self.options, groups, stacklevel=5)
 
     @property
-    def _kind(self) -> dict[str, Any]:
+    def _class_options(self) -> dict[str, Any]:
         """The step options that the class fixes."""
         return {"class_name": type(self).__name__, "rule": self.rule}
 
@@ -479,12 +479,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._handle.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
-        names = [field.name for field in fields(StepOptions) if field.name not in (*self._kind, "in_backward")]
+        names = [field.name for field in fields(StepOptions) if field.name not in (*self._class_options, "in_backward")]
         return {**super().__getstate__(), "options": {name: getattr(self.options, name) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "options" in state:
-            state = {**state, "options": StepOptions(**state["options"], **self._kind)}
+            state = {**state, "options": StepOptions(**state["options"], **self._class_options)}
         super().__setstate__(state)
         self.complete_groups()
         self._last_plans = None

@@ -85,18 +85,18 @@ def read_factors(
 
 
 @triton.jit
-def finish_launch(counters, rows, integers, skipped, STEP: tl.constexpr, SLOTS: tl.constexpr):
+def finish_launch(counters, rows, integers, skipped, STEP_DTYPE: tl.constexpr, SLOTS: tl.constexpr):
     """Counts the step and resets the counters; the last program does this."""
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
         tl.store(counters + 2 + rows + row, 0, mask=row < rows)
-        if STEP is not None:
+        if STEP_DTYPE is not None:
             # if a tensor is cut into rows, only the first row counts
             step_at = entry(integers, rows, row, STEP_COUNT, row < rows)
             before = entry(integers, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
             mask = (step_at != 0) & (step_at != before)
-            steps = step_at.to(tl.pointer_type(STEP))
+            steps = step_at.to(tl.pointer_type(STEP_DTYPE))
             tl.store(steps, tl.load(steps, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
         begin += SLOTS
     tl.store(counters, 0)
@@ -125,7 +125,7 @@ def queue_kernel(
     found_inf,  # float32, see `Gate`; or None
     seed,  # seed of stochastic rounding, or None
     DTYPES: tl.constexpr,  # see update.py
-    STEP: tl.constexpr,  # dtype of step counts on the device, or None
+    STEP_DTYPE: tl.constexpr,  # dtype of step counts on the device, or None
     UPDATE: tl.constexpr,  # see `Rule.update`
     DECAY: tl.constexpr,  # see `Rule.decay_mode`
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
@@ -156,19 +156,19 @@ def queue_kernel(
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         row = tl.load(items + 2 * ticket)
-        code = tl.load(items + 2 * ticket + 1)
-        slot = code >> 1
+        item = tl.load(items + 2 * ticket + 1)
+        slot = item >> 1
         start = (slot - entry(integers, rows, row, FIRST_TILE)) * TILE
         at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, TILE)
         hyper, lr, sign, coefficients = read_row(integers, floats, rows, row, ON_DEVICE, WIDTH)
         steps = tl.full([], STEPS_OF_SHRINK, tl.float32) * shrink
-        if STEP is not None:
+        if STEP_DTYPE is not None:
             step_at = entry(integers, rows, row, STEP_COUNT)
             if step_at != 0:
-                steps = tl.load(step_at.to(tl.pointer_type(STEP)))
+                steps = tl.load(step_at.to(tl.pointer_type(STEP_DTYPE)))
                 coefficients = COEFFICIENTS(numbers_of(hyper, NUMBERS), steps)
         # a launch without norm items, or without update items, has no code for them
-        if (FORMULA is not None) and code % 2 == 0:
+        if (FORMULA is not None) and item % 2 == 0:
             # A direction loads all columns, so one block keeps enough loads in flight. Without a direction the factor
             # has the sign, too: compilers would drop a factor of 1, and `add_norms` needs a product.
             factor = unscale if DIRECTION else sign * unscale
@@ -229,4 +229,4 @@ def queue_kernel(
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        finish_launch(counters, rows, integers, skipped, STEP if WRITE else None, SLOTS)
+        finish_launch(counters, rows, integers, skipped, STEP_DTYPE if WRITE else None, SLOTS)

@@ -121,7 +121,7 @@ def _queued(
         return Kernel(
             queue.queue_kernel, device_table, items, arguments, registers=max_registers(least),
             max_programs=resident_programs(device, PER_PROCESSOR),
-            **_common(device_table, rule, hyper_rows), STEP=device_table.dtypes["step"], TARGET=target,
+            **_common(device_table, rule, hyper_rows), STEP_DTYPE=device_table.dtypes["step"], TARGET=target,
             FORMULA=function, RETRACTION=retraction and tuple(retraction),
             ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,

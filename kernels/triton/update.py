@@ -89,15 +89,16 @@ def step_block(
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
     In `scalars`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
-    `coefficients`: see `apply_rule`. `rho`, ρ or 1 / Ŵᵖ, multiplies the new weight, and `shrink`, 1 / Ŵᵖ, the
-    new first state. `key` is for stochastic rounding, or None; `start` is the position of the tile in the row.
+    `coefficients`: see `apply_rule`. `weight_factor`, ρ or 1 / Ŵᵖ, multiplies the new weight, and
+    `state_factor`, 1 / Ŵᵖ, the new first state. `key` is for stochastic rounding, or None; `start` is the position of
+    the tile in the row.
     """
-    rate, decay, factors, coefficients, rho, shrink, hyper, key, start = scalars
+    rate, decay, factors, coefficients, weight_factor, state_factor, hyper, key, start = scalars
     w, d, states = apply_rule(at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, FULL, EVICT)
     e = load(at[EMA], offs, stop, DTYPES[EMA], FULL, EVICT)
     if RULE[DECAY] == "decoupled":
         w = w * (1 - decay)
-    w = (w - rate * d) * rho
+    w = (w - rate * d) * weight_factor
     store(at[MASTER], offs, stop, w, DTYPES[MASTER], FULL)
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
         store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
@@ -109,7 +110,7 @@ def step_block(
     for i in tl.static_range(STATE, len(at)):
         state = states[i - STATE]
         if i == STATE:
-            state = state * shrink
+            state = state * state_factor
         store(at[i], offs, stop, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
