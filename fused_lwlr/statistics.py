@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fused_lwlr import ops
-from fused_lwlr.kernels import STATISTICS, Row, Table
+from fused_lwlr.kernels import STATISTICS, Row, Table, reference
 from fused_lwlr.kernels.tensors import joined, untraced
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable, is_freed
@@ -151,10 +151,10 @@ class StatisticsPass:
         self._tables = [
             _CachedTable(
                 [self._layers[i] for i in members],
-                ops.pick(self._backend, device, dtype, addressable=addressable),
+                self._pick(device, dtypes, addressable=addressable),
                 addressable=addressable,
             )
-            for (device, dtype, _, addressable), members in kinds.items()
+            for (device, *dtypes, addressable), members in kinds.items()
         ]
         # here and not in every call, since indexing with a list uploads it and waits
         indices = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
@@ -165,6 +165,11 @@ class StatisticsPass:
         self.index, self._order = ordered.to(device), order.to(device)
         held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in layers]
         self._reducer = shard_reducer_of(held, device)
+
+    def _pick(self, device: torch.device, dtypes: Sequence[Any], *, addressable: bool) -> ModuleType:
+        """Returns the module for parameters and gradients of these dtypes: the reference if one of them needs it."""
+        found = [ops.pick(self._backend, device, dtype, addressable=addressable) for dtype in dtypes]
+        return reference if reference in found else found[0]
 
 
 class _CachedTable:

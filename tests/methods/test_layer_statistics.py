@@ -121,3 +121,23 @@ def test_gradients_of_other_dtypes_and_strides(backend, device):
         weight.grad = torch.zeros_like(weight)
         weight.grad.data = grad
         assert measure().abs_sum[0] == 66
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "refused"),
+    [
+        (torch.float64, "auto", None),
+        (torch.float64, "torch", None),
+        (torch.float64, "triton", r"backend='triton' cannot work on torch\.float64"),
+        (torch.float8_e4m3fn, "auto", r"backend='auto' cannot work on torch\.float8_e4m3fn"),
+    ],
+)
+def test_gradients_that_kernels_do_not_take(dtype, backend, refused, device):
+    weight = nn.Parameter(torch.ones(3, 4, device=device))
+    weight.grad = torch.zeros_like(weight)
+    weight.grad.data = torch.full_like(weight, 0.5).to(dtype)
+    if refused is None:
+        assert layer_statistics({"weight": weight}, backend=backend).abs_sum.tolist() == [6]
+    else:
+        with pytest.raises(ValueError, match=refused):
+            layer_statistics({"weight": weight}, backend=backend)
