@@ -425,11 +425,15 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._report()
         check_owners(self.param_groups, self.state)
         found: dict[str, Any] = super().state_dict()
-        # a hook may return anything
+        # a hook may return anything, also the param groups themselves
         groups = found.get("param_groups") if isinstance(found, dict) else None
-        for saved, group, labels in zip(groups or (), self.param_groups, labels_of(self.param_groups), strict=False):
-            saved["layers"] = to_text(entries_of(group, labels, group.get("layers")))
-        return found
+        if not groups:
+            return found
+        saved = [
+            {**saved, "layers": to_text(entries_of(group, labels, group.get("layers")))}
+            for saved, group, labels in zip(groups, self.param_groups, labels_of(self.param_groups), strict=False)
+        ]
+        return {**found, "param_groups": saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.

@@ -259,3 +259,12 @@ def test_a_hook_may_return_anything(result, device):
     optimizer = OURS["sgd"](parameters(SHAPES, torch.float32, device), lr=0.1, layers={"p0": 0.5})
     optimizer.register_state_dict_post_hook(lambda optimizer, found: result)
     assert optimizer.state_dict() is result
+
+
+def test_a_hook_may_return_the_param_groups_themselves(device):
+    """They stay as they are: in the dictionary, options of layers are text."""
+    optimizer = OURS["sgd"](parameters(SHAPES, torch.float32, device), lr=0.1, layers={"p0": 0.5})
+    optimizer.register_state_dict_post_hook(lambda optimizer, _: {"state": {}, "param_groups": optimizer.param_groups})
+    before = optimizer.layers()
+    assert isinstance(optimizer.state_dict()["param_groups"][0]["layers"], str)
+    assert optimizer.layers() == before
