@@ -17,7 +17,7 @@ from fused_lwlr.optim.gate import SkipReport, factors_and_gates
 from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.launch_plan import launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
-from fused_lwlr.optim.members import fits_any_gradients, members_of
+from fused_lwlr.optim.members import Member, fits_any_gradients, members_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
@@ -43,7 +43,7 @@ class StepPlan:
 
     Raises:
         RuntimeError: a gradient that its parameter cannot be stepped by.
-        ValueError: state that does not fit its parameter, or a backend that cannot step one.
+        ValueError: state that does not fit its parameter, a backend that cannot step one, or η beyond float32.
     """
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
@@ -60,11 +60,9 @@ class StepPlan:
         # in the order of the launch plans
         self._members = [member for plan in self.launch_plans for member in plan.members]
         self._params = [param for plan in self.launch_plans for param in plan.params]
-        # the largest numbers of hyper rows that stay finite when they are multiplied by η
-        multipliers = [row.multiplier for member in members for row in member.rows]
-        self._largest_hyper = torch.finfo(torch.float32).max / max([1.0, *multipliers])
-        if all(param.dtype in DOUBLE for param in self._params):
-            self._largest_hyper = math.inf
+        # float64 has room for all numbers
+        double = all(param.dtype in DOUBLE for param in self._params)
+        self._largest_hyper = math.inf if double else _largest_hyper(members)
         self._distributed = any(plan.distributed for plan in self.launch_plans)
         # sums over the processes that share layers
         self._reducer: ShardReducer | None = None
@@ -176,6 +174,15 @@ class StepPlan:
             for plan in ([] if nothing else self.launch_plans)
             if plan.has_gradients or plan.table.rescales or self._reducer is not None
         ]
+
+
+def _largest_hyper(members: Sequence[Member]) -> float:
+    """Returns the largest number of a hyper row that stays finite in float32 when it is multiplied by η."""
+    most = torch.finfo(torch.float32).max
+    multiplier, label = max((row.multiplier, row.label) for member in members for row in member.rows)
+    if multiplier > most:
+        raise ValueError(f"'lr' of layer {label!r} is {multiplier:.3g}: for float32 it must be at most {most:.3g}")
+    return most / max(1.0, multiplier)
 
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:

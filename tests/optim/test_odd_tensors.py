@@ -406,10 +406,20 @@ def test_numbers_beyond_float32_are_refused(name, backend, option, value):
     refuses(optimizer, f"{option}=.* is too large for float32", ValueError)
 
 
+@every_case
+def test_multipliers_beyond_float32_are_refused(name, backend):
+    """Also where their product with lr is small."""
+    named = [("p0", nn.Parameter(torch.ones(3))), ("p1", nn.Parameter(torch.ones(4, 2)))]
+    optimizer = OURS[name](named, **{**OPTIONS[name], "lr": 1e-30}, layers={"p1[1:3]": 1e39}, backend=backend)
+    refuses(optimizer, r"'lr' of layer 'p1\[1:3\]' is 1e\+39: for float32 it must be at most 3\.4e\+38", ValueError)
+
+
 @every_name
-def test_numbers_beyond_float32_are_right_in_double_precision(name):
+@pytest.mark.parametrize(("lr", "multiplier"), [(1e300, 1.0), (1.0, 1e300)])
+def test_numbers_beyond_float32_are_right_in_double_precision(name, lr, multiplier):
     param = nn.Parameter(torch.ones(3, dtype=torch.float64))
-    step(optimizer_of(name, "auto", param, lr=1e300, weight_decay=0))
+    options = {**OPTIONS[name], "lr": lr, "weight_decay": 0}
+    step(OURS[name]([("p0", param)], **options, layers={"p0": multiplier}))
     assert param.isfinite().all()
     assert (param < -1e298).all()
 
