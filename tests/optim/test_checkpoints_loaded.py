@@ -262,7 +262,7 @@ def test_a_hook_may_return_anything(result, device):
 
 
 def test_a_hook_may_return_the_param_groups_themselves(device):
-    """They stay as they are: in the dictionary, options of layers are text."""
+    """They do not change. Only the dictionary has options of layers as text."""
     optimizer = OURS["sgd"](parameters(SHAPES, torch.float32, device), lr=0.1, layers={"p0": 0.5})
     optimizer.register_state_dict_post_hook(lambda optimizer, _: {"state": {}, "param_groups": optimizer.param_groups})
     before = optimizer.layers()
