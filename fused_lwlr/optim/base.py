@@ -429,10 +429,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = found.get("param_groups") if isinstance(found, dict) else None
         if not groups:
             return found
-        saved = [
-            {**saved, "layers": to_text(entries_of(group, labels, group.get("layers")))}
-            for saved, group, labels in zip(groups, self.param_groups, labels_of(self.param_groups), strict=False)
-        ]
+        saved = [dict(group) for group in groups]
+        for copy, group, labels in zip(saved, self.param_groups, labels_of(self.param_groups), strict=False):
+            copy["layers"] = to_text(entries_of(group, labels, group.get("layers")))
         return {**found, "param_groups": saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
