@@ -1,6 +1,5 @@
 """The hyper rows of a step. Layers of a param group that share all options except lr share one hyper row."""
 
-import math
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from fused_lwlr.optim.options import StepOptions
 
 
 def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
-    """Returns the hyper row of the next step. Raises ValueError for a finite number above `largest`."""
+    """Returns the hyper row of the next step. Raises ValueError for a number above `largest`."""
     lr, weight_decay = group["lr"], group["weight_decay"]
     # the momentum buffer takes lr as a number
     lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
@@ -37,11 +36,11 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
 
 
 def _refuse_too_large(options: dict[str, Any], largest: float) -> None:
-    """Raises ValueError for a finite number above `largest`: float32 would turn weights into NaN."""
+    """Raises ValueError for a number above `largest`: float32 would turn weights into NaN."""
     # torch.optim raises RuntimeError
     for name, option in options.items():
         number = number_of(option)
-        if number is not None and largest < abs(number) < math.inf:
+        if number is not None and abs(number) > largest:
             raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
 
 

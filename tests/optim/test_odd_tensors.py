@@ -407,6 +407,13 @@ def test_numbers_beyond_float32_are_refused(name, backend, option, value):
 
 
 @every_case
+def test_a_corrected_decay_beyond_float32_is_refused(name, backend):
+    group = {"params": [("p0", nn.Parameter(torch.ones(3))), ("p1", nn.Parameter(torch.ones(4)))], "max_lr": 1e-320}
+    optimizer = OURS[name]([group], **OPTIONS[name], layers={"p*": {"corrected_decay": True}}, backend=backend)
+    refuses(optimizer, "weight_decay=inf is too large for float32", ValueError)
+
+
+@every_case
 def test_multipliers_beyond_float32_are_refused(name, backend):
     """Also where their product with lr is small."""
     named = [("p0", nn.Parameter(torch.ones(3))), ("p1", nn.Parameter(torch.ones(4, 2)))]
