@@ -10,7 +10,10 @@ tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def read_recipe(file: str | Path) -> dict[str, Any]:
-    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores, ~ is the home folder."""
+    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores, ~ is the home folder.
+
+    The recipe of a run has the folder where it is now as `out`, so that a run that was moved continues there.
+    """
     path = Path(file)
     if path.suffix not in (".toml", ".yaml", ".yml"):
         of_run = f"; a run's is {path / 'recipe.toml'}" if path.is_dir() else ""
@@ -24,6 +27,8 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
     for name in found:
         if "-" in name and name.replace("-", "_") in found:
             raise ValueError(f"--config {path} has {name} twice, also with underscores: give it once")
+    if path.name == "recipe.toml" and (path.parent / "run.json").exists():
+        found["out"] = str(path.parent)
     return {
         name.replace("-", "_"): os.path.expanduser(value) if isinstance(value, str) else value
         for name, value in found.items() if value is not None

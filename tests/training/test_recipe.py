@@ -444,6 +444,13 @@ def test_a_recipe_survives_its_file(name, tmp_path):
         assert resolve(None, read_recipe(tmp_path / "recipe.toml")) == recipe
 
 
+def test_the_recipe_of_a_run_is_for_the_folder_where_it_is(tmp_path):
+    (tmp_path / "recipe.toml").write_text("lr = 0.5\nout = 'runs/train'")
+    assert read_recipe(tmp_path / "recipe.toml") == {"lr": 0.5, "out": "runs/train"}
+    (tmp_path / "run.json").touch()
+    assert read_recipe(tmp_path / "recipe.toml") == {"lr": 0.5, "out": str(tmp_path)}
+
+
 def rates(per_epoch=1, **options):
     """The learning rate of each step, at a peak of 1."""
     recipe = Recipe(**{"lr": 1.0, "epochs": options.get("steps", 20), **options})
