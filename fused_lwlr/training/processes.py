@@ -153,5 +153,6 @@ def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
         torch.empty(0, device=place).cpu()  # meta has no values
     except (RuntimeError, AssertionError) as error:
         of_process = "" if gpu is None else f" by process {gpu} of this machine"
-        raise ValueError(f"device={name!r} cannot be used{of_process} here: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch lists all of its dispatch keys after it
+        raise ValueError(f"device={name!r} cannot be used{of_process} here: {reason}") from error
     return place

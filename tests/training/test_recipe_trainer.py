@@ -392,6 +392,13 @@ def test_devices():
         pick_device("toaster")
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="the device can be used")
+def test_the_reason_for_a_device_is_one_sentence():
+    """torch continues with all of its dispatch keys."""
+    with pytest.raises(ValueError, match="device='mps' cannot be used here: .* from the 'MPS' backend$"):
+        pick_device("mps")
+
+
 @pytest.mark.parametrize("name", ["cuda", "auto"])
 def test_a_process_touches_only_its_own_gpu(name, monkeypatch):
     """An allocation on another one would leave a context there."""
