@@ -44,7 +44,7 @@ def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any]
         return _with_steps({name: float(column[above]) for name, column in columns.items()}, batch_size, given, "")
     at, logs = np.log(batch_size), np.log(sizes)
     found = {name: float(f"{np.interp(at, logs, column):.4g}") for name, column in columns.items()}
-    shown = ", ".join(f"{name} {value:g}" for name, value in found.items() if name not in given)
+    shown = ", ".join(f"{flag(name)} {value:g}" for name, value in found.items() if name not in given)
     note = (
         f"MLPerf has no batch of {batch_size:,} images: interpolated between {sizes[above - 1]:,} and "
         f"{sizes[above]:,}, which nobody has tried: {shown}. "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
-from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_pretrained
+from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_in_memory, is_pretrained, is_text
 from fused_lwlr.training.recipe_file import tomllib
 from fused_lwlr.training.recipe_rules import implied, without_effect
 
@@ -110,6 +110,9 @@ def resolve(
     if merged.get("model") in ("resnet50", "resnet152"):
         name = merged["model"]
         note(f"--model {name} is a net for small images, of three stages: ImageNet's is --model timm:{name}.")
+    data = str(overrides.get("data"))
+    if preset is not None and (is_in_memory(data) or is_text(data)):
+        note(f"--preset {preset} is for photographs: replace its options that have no meaning for --data {data}.")
     # fields of the preset that belong to another choice than the user's
     for name in without_effect(merged, DEFAULTS):
         if name not in overrides:

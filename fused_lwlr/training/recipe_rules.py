@@ -103,6 +103,8 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
         raise ValueError(f"--init {recipe.init} would overwrite the weights of --weights: give --init model")
     if recipe.init == "gradinit" and recipe.amp == "fp16":
         raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
+    if recipe.init == "gradinit" and not recipe.peak_lr:
+        raise ValueError("--init gradinit needs --lr above 0: it lowers the loss after a step at this rate")
     if recipe.layer_decay is not None and recipe.rates != "single":
         raise ValueError(f"--layer-decay and --rates {recipe.rates} both multiply the rates of layers: give one")
     if recipe.channels_last and recipe.fsdp:

@@ -35,6 +35,7 @@ WRONG = [
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --device cpu:x", "--device cpu:x cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
+    ("train --init gradinit --lr 0", "--init gradinit needs --lr above 0: it lowers the loss after a step at this rate"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-methods, "),
     ("report nowhere", "nowhere holds no run (run.json is missing or empty): give the folder"),
     # values that are empty, as of a variable of the shell that is not set
