@@ -103,4 +103,12 @@ def _timm(name: str, image_size: int, channels: int, classes: int, arguments: di
         if not arguments:
             raise
         raise ValueError(f"timm:{name} does not take {', '.join(arguments)}: {error!r}") from error
+    except (OSError, RuntimeError) as error:
+        if not arguments.get("pretrained"):
+            raise
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise ValueError(
+            f"the pretrained weights of timm:{name} cannot be loaded: leave --pretrained out, or give --weights FILE "
+            f"({reason})"
+        ) from error
     return model

@@ -317,6 +317,18 @@ def test_pretrained_asks_timm_for_its_weights(timm, monkeypatch):
     assert asked == [{"num_classes": 3, "in_chans": 3, "pretrained": True}]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("No pretrained weights exist. Use"), OSError("No connection")])
+def test_pretrained_weights_that_cannot_be_loaded(error, timm, monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("fused_lwlr.models.build.import_timm", lambda what: timm)
+    recipe = resolve(None, {"model": "timm:resnet18", "pretrained": True})
+    reason = str(error).partition(".")[0]
+    with pytest.raises(ValueError, match=rf"of timm:resnet18 cannot be loaded: leave --pretrained out.*\({reason}\)$"):
+        new_model(recipe, image_size=32, channels=3, classes=3)
+    with pytest.raises(type(error), match=reason):
+        new_model(dataclasses.replace(recipe, pretrained=False), image_size=32, channels=3, classes=3)
+
+
 def test_a_size_of_validation_that_the_model_does_not_take_is_refused_at_once(timm):
     sizes = {"image_size": 32, "channels": 3, "classes": 3}
     options = {"init": "model", "test_size": 48}
