@@ -118,10 +118,12 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.text import Text
 
+    from fused_lwlr.models.build import check_name
     from fused_lwlr.papers import studies
     from fused_lwlr.papers.runner import run_study
     from fused_lwlr.papers.store import Store, save_report
     from fused_lwlr.papers.training import recipe_of
+    from fused_lwlr.training.recipe import is_text
     from fused_lwlr.training.setup import check_out
 
     console = Console()
@@ -131,6 +133,8 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
         recipe_of(**settings.common)  # every training would refuse the same options
     except ValueError as error:
         raise ValueError(_as_typed(str(error), chosen.get("training", ()))) from error
+    if settings.model is not None and not is_text(settings.data):
+        check_name(settings.model)
     check_out(settings.data, out)
     store = Store(out, settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())

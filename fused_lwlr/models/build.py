@@ -58,15 +58,26 @@ def build(
         of_pairs = named is not None and named[1] == "seq2seq"
         kind = "pairs: give data=pairs:FILE" if of_pairs else "text: give data=python-docs or data=text:FILE"
         raise ValueError(f"model={name} is for {kind}, or another model")
+    check_name(name)
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
-    for pattern, make in MODELS:
-        if match := re.fullmatch(pattern, name):
-            return make(match, image_size=image_size, channels=channels, classes=classes)
-    raise ValueError(
-        f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such as "
-        "resnet56, vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
-    )
+    match, make = next((match, make) for pattern, make in MODELS if (match := re.fullmatch(pattern, name)))
+    return make(match, image_size=image_size, channels=channels, classes=classes)
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError if there is no model of images with this name."""
+    if name.startswith("timm:"):
+        timm, of_timm = import_timm(name), name.removeprefix("timm:")
+        if not timm.is_model(of_timm):
+            close = difflib.get_close_matches(of_timm, timm.list_models(), n=3)
+            hint = f"; did you mean {', '.join(close)}?" if close else ""
+            raise ValueError(f"timm has no model {of_timm!r}{hint}")
+    elif not any(re.fullmatch(pattern, name) for pattern, _ in MODELS):
+        raise ValueError(
+            f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such "
+            "as resnet56, vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
+        )
 
 
 def _of_text(name: str, context: int, classes: int, pairs: bool, arguments: dict[str, Any]) -> nn.Module:
@@ -91,10 +102,6 @@ def _of_text(name: str, context: int, classes: int, pairs: bool, arguments: dict
 
 def _timm(name: str, image_size: int, channels: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
     timm = import_timm(f"timm:{name}")
-    if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"; did you mean {', '.join(close)}?" if close else ""
-        raise ValueError(f"timm has no model {name!r}{hint}")
     config = timm.get_pretrained_cfg(name)
     fixed = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
     try:

@@ -35,7 +35,7 @@ WRONG = [
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --device cpu:x", "--device cpu:x cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
-    ("train --init gradinit --lr 0", "--init gradinit needs --lr above 0: it lowers the loss after a step at this rate"),
+    ("train --init gradinit --lr 0", "--init gradinit needs --lr above 0: it lowers the loss after a step at this"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-glyphs, lwlr-methods, "),
     ("report nowhere", "nowhere holds no run (run.json is missing or empty): give the folder"),
     # values that are empty, as of a variable of the shell that is not set
@@ -64,6 +64,7 @@ WRONG = [
      "--layer-decay 0.75 needs one list of blocks with nearly all parameters, which toynet2x4 does not have: leave it"),
     ("train --fsdp", "--fsdp shards a model over processes, but there is only one"),
     ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
+    ("study lwlr-T --model ResNet", "there is no model 'ResNet': choose from resnet, vit, noshort, short, vit6x64, "),
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
     ("study balance-variants --width 1", "--width 1: Input should be greater than or equal to 2"),
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),

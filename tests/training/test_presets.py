@@ -241,7 +241,7 @@ def test_decisions_that_are_not_obvious_are_reported(command, asked):
     assert "MLPerf has no batch of 5,000 images: interpolated between 4,096 and 8,192" in said
     assert "nobody has tried: --lr 12.01, --warmup-epochs 5, --weight-decay 0.0002, --momentum 0.9, --epochs " in said
     said = command("train --preset resnet50-a3 --data digits --batch-size 2048").output
-    assert "--preset resnet50-a3 is for photographs: replace its options that have no meaning for --data digits." in said
+    assert "--preset resnet50-a3 is for photographs: replace its options that have no meaning for --data digits" in said
     said = command("train --model resnet50").output
     assert "--model resnet50 is a net for small images, of three stages: ImageNet's is --model timm:resnet50." in said
     assert len(asked) == 4

@@ -407,7 +407,7 @@ def test_devices():
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="the device can be used")
 def test_the_reason_for_a_device_is_one_sentence():
     """torch continues with all of its dispatch keys."""
-    with pytest.raises(ValueError, match="device='mps' cannot be used here: .* from the 'MPS' backend$"):
+    with pytest.raises(ValueError, match=r"device='mps' cannot be used here: .* from the 'MPS' backend$"):
         pick_device("mps")
 
 
