@@ -143,7 +143,7 @@ def step_gates(
         if found_inf is not None:
             skipped = skipped * (found_inf == 0).reshape(())
         labels = [row.label for plan in plans for row in plan.table.rows]
-        report = _send(skipped, labels, joined(sums)[:, NONFINITE])
+        report = _report(skipped, labels, joined(sums)[:, NONFINITE])
     max_norm = math.inf if options.clip_global_norm is None else float(options.clip_global_norm)
     decided = [
         replace(gate, totals=totals.to(plan.device, non_blocking=True), max_norm=max_norm, skip=options.skips)
@@ -152,7 +152,8 @@ def step_gates(
     return decided, report
 
 
-def _send(skipped: Tensor, labels: list[str], counts: Tensor) -> SkipReport:
+def _report(skipped: Tensor, labels: list[str], counts: Tensor) -> SkipReport:
+    """Returns a report that arrives on the host when the device has come to it."""
     if not skipped.is_cuda:
         return SkipReport(skipped, None, labels, counts)
     host = torch.empty((), dtype=skipped.dtype, device="cpu", pin_memory=True)

@@ -13,7 +13,7 @@ from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 
 
-def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
+def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
     """Returns the hyper row of the next step. Raises ValueError for a number above `largest`."""
     lr, weight_decay = group["lr"], group["weight_decay"]
     # the momentum buffer takes lr as a number

@@ -14,7 +14,7 @@ from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.table import POINTER
 from fused_lwlr.kernels.tensors import DOUBLE
 from fused_lwlr.optim.gate import SkipReport, factors_and_gates
-from fused_lwlr.optim.hyper import hyper_row
+from fused_lwlr.optim.hyper import hyper_of
 from fused_lwlr.optim.launch_plan import launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import Member, fits_any_gradients, members_of
@@ -104,7 +104,7 @@ class StepPlan:
             return None
         if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
             check_modes()
-        hyper = [hyper_row(options, groups[index], layer, self._largest_hyper) for index, layer in self._hyper_sources]
+        hyper = [hyper_of(options, groups[index], layer, self._largest_hyper) for index, layer in self._hyper_sources]
         if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
