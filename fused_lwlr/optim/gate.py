@@ -92,7 +92,7 @@ def factors_and_gates(
         return [(formula, gate) for gate in gated], None
     gates = loss_scale_gates(plans, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
-    direction = formula is not None and formula.target == "direction"
+    of_direction = formula is not None and formula.target == "direction"
     if reducer is None:
         sums = [
             plan.backend.statistics(
@@ -102,18 +102,18 @@ def factors_and_gates(
             for plan, gate in zip(plans, gates, strict=True)
         ]  # fmt: skip
     else:
-        sums = measure(options, plans, hyper, DIRECTION if direction and not clips else GRADIENT, gates, reducer)
+        sums = measure(options, plans, hyper, DIRECTION if of_direction and not clips else GRADIENT, gates, reducer)
     gates, report = step_gates(options, plans, gates, sums)
+    factors: Sequence[FactorFormula | Factors | None] = [formula] * len(plans)
     if options.balances:
-        return list(zip(balanced(options, plans, sums), gates, strict=True)), report
-    if reducer is None or formula is None:
-        return [(formula, gate) for gate in gates], report
-    if direction and clips:
-        sums = measure(options, plans, hyper, DIRECTION, gates, reducer)
-    factors = [
-        factors_of(options, plan, sums_of_plan, gate, hyper, formula)
-        for plan, sums_of_plan, gate in zip(plans, sums, gates, strict=True)
-    ]
+        factors = balanced(options, plans, sums)
+    elif reducer is not None and formula is not None:
+        if of_direction and clips:
+            sums = measure(options, plans, hyper, DIRECTION, gates, reducer)
+        factors = [
+            factors_of(options, plan, sums_of_plan, gate, hyper, formula)
+            for plan, sums_of_plan, gate in zip(plans, sums, gates, strict=True)
+        ]
     return list(zip(factors, gates, strict=True)), report
 
 

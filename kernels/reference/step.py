@@ -177,7 +177,7 @@ def _store_row(
         if tensor is None or result is None:
             continue
         if seed is not None and tensor.dtype in HALF:
-            # each tensor has its own noise: 0 for the parameter, 1 for the first state; the exact weight is not rounded.
+            # each tensor has its own noise: 0 for the parameter, 1 for the first state; exact weights are not rounded.
             # A state with other strides uses the positions of its parameter, too
             key = key_of(seed, layer_index, steps)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
