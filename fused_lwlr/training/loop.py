@@ -24,6 +24,9 @@ from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
 
+MAX_SKIPS = 100
+"""Steps in a row that may be skipped: after more, the weights give no finite gradients any more."""
+
 
 class Sink(Protocol):
     """Receives the records of a training."""
@@ -80,6 +83,8 @@ class Loop:
         self.loss = RunningLoss(trainer.world, skips=self.recipe.nonfinite == "skip")
         # files since the last record
         self.skipped: list[str] = []
+        # the number of steps that were not skipped, and the first step after which it was known
+        self.taken, self.taken_at = -1, 0
         self.best = Best(self.folder / "model_best.pt" if self.recipe.keep_best and checkpoints is not None else None)
         self.unreadable = SkippedList(self.folder, self._tell)
         # whether the weights still need a validation, after steps or a checkpoint between steps and validation
@@ -214,16 +219,21 @@ class Loop:
         """Record the steps since the last record, over all processes."""
         trainer, seconds = self.trainer, now - self.began
         mean, skipped = self._mean_loss(), self._note(self.skipped)
+        steps_skipped = trainer.steps_skipped if self.loss.skips else 0
         interval = Interval(
             trainer.step, trainer.step / trainer.steps_per_epoch, lr=self.lr, loss=mean, count=int(self.loss.count),
             seconds=seconds, loader_seconds=self.waited, step_seconds=seconds - self.waited,
             grad_norm=self._grad_norm(), skipped=skipped, unit=trainer.data.unit,
-            steps_skipped=trainer.steps_skipped if self.loss.skips else 0,
+            steps_skipped=steps_skipped,
         )  # fmt: skip
         self._add(interval)
         self.loss.clear()
         self.skipped = []
         self.began, self.waited = now, 0.0
+        if trainer.step - steps_skipped != self.taken:
+            self.taken, self.taken_at = trainer.step - steps_skipped, trainer.step
+        elif trainer.step - self.taken_at > MAX_SKIPS:
+            raise diverged(f"every step after step {self.taken_at} was skipped", self.recipe, trainer.step)
 
     def _mean_loss(self) -> float:
         mean = self.loss.mean()

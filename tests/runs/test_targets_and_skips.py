@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from interrupted import assert_equal_runs, assert_same_weights, in_a_child, kill
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import best as best_module
+from fused_lwlr.training import loop
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
@@ -102,13 +104,13 @@ def test_evaluations_every_few_epochs(tmp_path):
     assert [record["epoch"] for record in validations(tmp_path)] == [2, 4, 5]
 
 
-def poisoned(monkeypatch, step):
-    """Make the loss and the gradients of a step NaN."""
+def poisoned(monkeypatch, *steps):
+    """Make the loss and the gradients of some steps NaN."""
     whole = Trainer.gradients
 
     def gradients(self, passes):
         taken = whole(self, passes)
-        if self.step + 1 != step:
+        if self.step + 1 not in steps:
             return taken
         for param in self.model.parameters():
             param.grad.fill_(math.nan)
@@ -130,6 +132,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(straight, tmp_path, mo
     assert [record["loss"] for record in ours[:2]] == [record["loss"] for record in theirs[:2]]
     assert [record["images"] for record in ours] == [128] * 4
     assert all(math.isfinite(record["loss"]) for record in ours)
+
+
+@pytest.mark.parametrize(("last", "ends"), [(7, True), (6, False)])
+def test_a_training_whose_steps_are_all_skipped_ends(last, ends, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MAX_SKIPS", 3)
+    poisoned(monkeypatch, *range(4, last + 1))
+    recipe = dataclasses.replace(BASE, nonfinite="skip", log_every=1, out=str(tmp_path))
+    with pytest.raises(DivergedError, match="every step after step 3 was skipped by step 7") if ends else nullcontext():
+        running.run(recipe)
 
 
 @pytest.mark.parametrize(
