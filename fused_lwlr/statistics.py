@@ -14,7 +14,7 @@ from fused_lwlr.kernels import STATISTICS, Row, Table, reference
 from fused_lwlr.kernels.tensors import joined, untraced
 from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable, is_freed
-from fused_lwlr.shards import ShardReducer, local, local_row, shard_reducer_of
+from fused_lwlr.shards import ShardReducer, gradient_like, local, local_row, shard_reducer_of
 
 
 class Columns:
@@ -193,7 +193,7 @@ class _CachedTable:
         return self.table.has_params([*map(local, self._params)]) and self.table.accept_gradients(self._grads())
 
     def _grads(self) -> list[Tensor | None]:
-        return [local(param.grad) for param in self._params]
+        return [local(gradient_like(param)) for param in self._params]
 
 
 def _completed(values: Tensor, reducer: ShardReducer) -> Tensor:

@@ -15,7 +15,7 @@ from fused_lwlr.memory import is_addressable, is_freed
 from fused_lwlr.optim.layer_options import Groups, labels_of
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.shards import local
+from fused_lwlr.shards import is_distributed, local
 
 DTYPES = (torch.float32, *HALF, torch.complex64, torch.complex32, *DOUBLE)
 """The dtypes that parameters and gradients may have."""
@@ -197,9 +197,13 @@ def _problem_of(optimizer: str, label: str, param: Tensor, *, fused: bool) -> st
     # state that is made for the step would be read from it
     if is_freed(local(param)):
         return f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
+    if any(placement.is_partial() for placement in getattr(param, "placements", ())):
+        return f"{label} is {_placement(param)}, so no process has its elements: redistribute() it first"
     problem = mismatch(grad, param)
     if problem:
         fix = "set .grad to a tensor of the parameter's shape, dtype, device and placements"
+        if is_distributed(param) and is_distributed(grad) and not same_placement(grad, param):
+            fix += ", such as param.grad.redistribute(placements=param.placements)"
         return f"the gradient of {label} {problem}: {fix}"
     if param.is_conj() or param.is_neg():
         return f"{label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"

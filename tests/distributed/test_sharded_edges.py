@@ -148,13 +148,26 @@ def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
     before = everything(ours, sharded)
     param, grad = sharded[3][1], sharded[3][1].grad
     param.grad = misplaced(grad, how)
-    with pytest.raises(RuntimeError, match=f"'attn.qkv.weight' is .*{said}.*, but the parameter is placed as .*Shard"):
+    hint = "$" if how == "plain" else r", such as param.grad.redistribute\(placements=param.placements\)$"
+    said = f"'attn.qkv.weight' is .*{said}.*, but the parameter is placed as .*Shard.*placements{hint}"
+    with pytest.raises(RuntimeError, match=said):
         ours.step()
     assert identical(everything(ours, sharded), before)
     param.grad = grad
     ours.step()
     expected.step()
     compare(same, ours, expected, sharded, whole)
+
+
+@every_name
+def test_partial_sums_are_no_parameters(name):
+    """Norms of the parts of a sum are not the norm of the sum."""
+    weight = torch.nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh(4), [Partial()]))
+    weight.grad = weight.detach().clone()
+    ours = OURS[name]([("weight", weight)], lr=0.1)
+    with pytest.raises(RuntimeError, match=r"^parameter 'weight' is placed as \(Partial.*: redistribute\(\) it first"):
+        ours.step()
+    same(here(weight), torch.ones(2, 2))
 
 
 @every_name

@@ -10,10 +10,18 @@ from sharding import AVERAGED, LAYOUTS, full, gradients, mesh, parameters, place
 from steps import OURS, identical
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import calibrate, layer_statistics, lwlr_init_, scale_invariant
+from fused_lwlr.layers import layers_of
+from fused_lwlr.statistics import StatisticsPass
 
 pytestmark = pytest.mark.ranks(4)
 LAYOUT = pytest.mark.parametrize("layout", ["fully_shard", "hybrid"])
@@ -132,6 +140,39 @@ def test_init_draws_the_same_weights(layout, generator):
         lwlr_init_(model, generator=torch.Generator().manual_seed(seed) if generator else None)
     for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
         assert torch.equal(full(p.detach()), q.detach())
+
+
+class OfSequences(nn.Module):
+    """A model whose samples are spread over processes, as in `SequenceParallel`."""
+
+    def __init__(self, parallel):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.up, self.down = (m.double() for m in (nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 3)))
+        self.parallel = parallel
+        if parallel:
+            plan = {"norm": SequenceParallel(sequence_dim=0), "up": ColwiseParallel(input_layouts=Shard(0))}
+            parallelize_module(self, mesh(4), {**plan, "down": RowwiseParallel()})
+
+    def forward(self, x):
+        x = placed(x, "rows") if self.parallel else x
+        return self.down(torch.tanh(self.up(self.norm(x))))
+
+
+def test_gradients_that_are_partial_sums_are_added_up():
+    """Gradients of the normalization: each process has the sum over its samples. `.grad` does not change."""
+    statistics, rates = [], []
+    for model in (OfSequences(False), OfSequences(True)):
+        cross_entropy(model(batches()[0][0]), batches()[0][1]).backward()
+        placements = getattr(model.norm.weight.grad, "placements", None)
+        measure = StatisticsPass(layers_of(model), "auto")
+        statistics += [measure().values, measure().values]
+        assert getattr(model.norm.weight.grad, "placements", None) == placements
+        rates.append(dict(calibrate(model, batches(), cross_entropy, init=False)))
+    assert placements[0].is_partial()
+    for values in statistics[1:]:
+        torch.testing.assert_close(values, statistics[0], rtol=1e-9, atol=1e-12)
+    assert rates[1] == pytest.approx(rates[0], rel=1e-9)
 
 
 def normalized():

@@ -178,6 +178,26 @@ def test_layers_without_gradient_and_weights_of_zeros_do_not_count():
     assert history.elr_spread[0] == 0
 
 
+@pytest.mark.parametrize("buckets", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
+@pytest.mark.parametrize("later", [False, True])
+def test_steps_during_backward_are_refused(buckets, later):
+    """Their gradients are freed before the step ends, also where the recorder was there first."""
+    model = net()
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1)
+    recorder = ELRRecorder(model)
+    if later:
+        recorder.watch(optimizer)
+    buckets(model, optimizer, max_bytes=1)
+    if later:
+        backward(model)
+    with pytest.raises(ValueError, match="which frees gradients before the recorder measures them"):
+        optimizer.step() if later else recorder.watch(optimizer)
+    recorder.stop()
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+
+
 def test_slices_are_layers():
     model = ViT(image_size=8, channels=1, classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

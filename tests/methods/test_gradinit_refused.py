@@ -31,6 +31,8 @@ ARGUMENTS = {
         ({"optimizer": "adamw"}, r"optimizer must be 'sgd' or 'adam' \(for AdamW too\), not 'adamw'"),
         ({"lr": 0.0}, "lr must be a finite number above 0, not 0.0"),
         ({"lr": float("inf")}, "lr must be a finite number above 0, not inf"),
+        ({"lr": torch.ones(2)}, r"lr must be a finite number above 0, not tensor\(\[1., 1.\]\)"),
+        ({"tau": "1e-2"}, "tau must be a finite number above 0, not '1e-2'"),
         ({"gamma": 0.0}, "gamma must be above 0, or None .*, not 0.0"),
         ({"gamma": float("nan")}, "gamma must be above 0"),
         ({"relative_gamma": 0.0}, "relative_gamma must be a finite number above 0, or None, not 0.0"),
@@ -53,6 +55,7 @@ ARGUMENTS = {
     ],
     metainit_: [
         ({"lr": -1.0}, "lr must be a finite number above 0, not -1.0"),
+        ({"eps": None}, "eps must be a finite number above 0, not None"),
         ({"rule": "sgd"}, "rule must be 'signsgd' or 'adam', not 'sgd'"),
         ({"rule": "adam", "momentum": 0.5}, "momentum is for rule='signsgd' and must be left out with 'adam', not 0.5"),
         ({"min_scale": 0.1}, "min_scale is for rule='adam' and must be left out with 'signsgd', not 0.1"),
@@ -69,6 +72,23 @@ ARGUMENTS = {
 )
 def test_arguments(function, options, message):
     refused(net(), data(), cross_entropy, message, function=function, **options)
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "options"),
+    [
+        (gradinit_, "lr", {"optimizer": "adam"}), (gradinit_, "tau", {"lr": 0.1, "mode": "paper"}),
+        (metainit_, "lr", {}), (metainit_, "lr", {"rule": "adam"}), (metainit_, "eps", {}),
+    ],
+)  # fmt: skip
+def test_numbers_may_be_tensors(function, name, options):
+    """As the learning rate of an optimizer."""
+    found = []
+    for value in (torch.tensor(0.125), 0.125):
+        torch.manual_seed(0)
+        found.append(function(net(), data(), cross_entropy, steps=2, **options, **{name: value}))
+    assert found[0] == found[1]
+    assert "tensor" not in repr(found[0].scales)
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,15 @@ class ELRRecorder:
             optimizer: the optimizer of the recorded layers.
 
         Raises:
-            ValueError: the optimizer has none of the layers, the recorder watches an optimizer already, or
-                `momentum=True` and a layer is sharded.
+            ValueError: the optimizer has none of the layers or steps during backward, the recorder watches an optimizer
+                already, or `momentum=True` and a layer is sharded.
         """
         if self._handles:
             raise ValueError(
                 "this recorder watches an optimizer already, and counts its steps: call stop() first, or make a "
                 "recorder for each optimizer"
             )
+        _check(optimizer)
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if not any(id(layer.param) in held for layer in self.layers):
             raise ValueError("the optimizer steps none of the layers that are recorded: was it given another model?")
@@ -140,6 +141,7 @@ class ELRRecorder:
         return (args[0], measured, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _record(self, optimizer: Any) -> None:
+        _check(optimizer)
         if self._seen % self._every or all(layer.param.grad is None for layer in self.layers):
             return
         found = self._measure()
@@ -183,3 +185,12 @@ class ELRRecorder:
             eta = eta_of(entry, layer.start, layer.stop)
             rates.append(np.nan if eta is None else lr * eta)
         return rates
+
+
+def _check(optimizer: Any) -> None:
+    if isinstance(optimizer, FusedOptimizer) and optimizer.options.in_backward:
+        raise ValueError(
+            "the optimizer steps during backward(), which frees gradients before the recorder measures them: call "
+            "stop() of the recorder, or remove() of the handle of step_in_backward or offload_to_cpu; with scaling=, "
+            "optimizer.layer_stats() has the norms"
+        )

@@ -15,7 +15,7 @@ from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
-from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, require
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, positive, require
 from fused_lwlr.methods.model import shown
 from fused_lwlr.patterns import Selection, Selector, everything
 
@@ -106,7 +106,7 @@ def gradinit_(
             operation, such as `hardsigmoid`, which can be written as `relu6(x + 3) / 6`.
     """
     require("optimizer must be 'sgd' or 'adam' (for AdamW too)", optimizer, optimizer in get_args(Target))
-    require("lr must be a finite number above 0", lr, 0 < lr < math.inf)
+    lr, tau = positive("lr", lr), positive("tau", tau)
     rule = "gamma must be above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)"
     require(rule, gamma, gamma is None or gamma > 0)
     for name, value in (("relative_gamma", relative_gamma), ("penalty", penalty)):
@@ -115,7 +115,6 @@ def gradinit_(
     require(rule, relative_gamma, relative_gamma is None or gamma is None)
     rule = "penalty must be None where gamma or relative_gamma is given"
     require(rule, penalty, penalty is None or gamma is relative_gamma is None)
-    require("tau must be a finite number above 0", tau, 0 < tau < math.inf)
     if steps is not None:
         check_count("steps", steps)
     require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)

@@ -18,7 +18,7 @@ from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
-from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, require
+from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, positive, require
 from fused_lwlr.methods.model import shown
 
 Rule = Literal["signsgd", "adam"]
@@ -51,7 +51,7 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
         raise ValueError(f"loss is a tensor of shape {tuple(loss.shape)}: it must be a scalar")
     if not loss.requires_grad:
         raise ValueError("loss depends on no parameter that requires a gradient: compute it from the output of model")
-    require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
+    eps = positive("eps", eps)
     gradient = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
     if any(g.layout != torch.strided for g in gradient):
         raise ValueError("a gradient is sparse: build the layer with sparse=False")
@@ -116,8 +116,7 @@ def metainit_(
         ValueError: as `gradinit_`.
     """
     require("rule must be 'signsgd' or 'adam'", rule, rule in get_args(Rule))
-    lr = LR[rule] if lr is None else lr
-    require("lr must be a finite number above 0", lr, 0 < lr < math.inf)
+    lr, eps = positive("lr", LR[rule] if lr is None else lr), positive("eps", eps)
     require("momentum must be at least 0 and below 1", momentum, 0 <= momentum < 1)
     require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)
     signs, left_out = rule == "signsgd", "and must be left out with"
@@ -125,7 +124,6 @@ def metainit_(
     require(f"min_scale is for rule='adam' {left_out} 'signsgd'", min_scale, not signs or min_scale == 0.01)
     if steps is not None:
         check_count("steps", steps)
-    require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     check_model(model, "metainit_")
     history = []
     # a layer that is computed once more in a backward pass needs the same normalizations, so the same thread
