@@ -254,7 +254,7 @@ EDITS = [
     ("momentum", torch.ones(2), NUMBER), ("dampening", "0.1", NUMBER), ("eps", None, NUMBER),
     ("nesterov", "no", SWITCH), ("maximize", "no", SWITCH), ("amsgrad", "no", SWITCH),
     ("betas", 0.9, PAIR), ("betas", (0.9,), PAIR), ("betas", (0.9, 1.0), PAIR), ("betas", ("0.9", 0.99), PAIR),
-    ("decoupled_weight_decay", False, "True: AdamW"),
+    ("decoupled_weight_decay", False, "True: AdamW"), ("differentiable", True, "False: the step is not"),
     *(("ema", decay, "a number, at least 0 and below 1") for decay in (1.0, "0.9", torch.tensor(0.9))),
 ]  # fmt: skip
 LACKS = {"sgd": ("betas", "eps", "amsgrad", "decoupled_weight_decay"), "adamw": ("momentum", "dampening", "nesterov")}
