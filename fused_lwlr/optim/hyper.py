@@ -48,4 +48,5 @@ def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:
     """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
     if not (value.is_cuda or group["capturable"]):
         return float(value)
-    return value if value.dtype in (torch.float32, torch.float64) else value.float()
+    # kernels read memory, to which a lazy sign does not belong
+    return value.resolve_neg() if value.dtype in (torch.float32, torch.float64) else value.float()

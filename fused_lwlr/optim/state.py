@@ -84,8 +84,9 @@ class StateSpec:
         If it is `copied` before a step, its device and precision may differ.
         """
         if name == RADIUS:
-            return _radius_mismatch(self.param, value, len(self.slices), copied=copied)
-        problem = mismatch(value, self.param, copied=copied)
+            problem = _radius_mismatch(self.param, value, len(self.slices), copied=copied)
+        else:
+            problem = mismatch(value, self.param, copied=copied)
         if not problem and not copied and (value.is_conj() or value.is_neg()):
             return "is a lazy conjugate or negative"
         if not problem and not copied and name == EMA and value.dtype != average_dtype(self.param):
@@ -121,8 +122,9 @@ class StateSpec:
         if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
             # the host does not wait for a count on a device
             self._count(step)
-        # a count has no dimension, which slices of the parameter would cut
-        entries["step"] = torch.as_tensor(step, dtype=torch.float32, device=self.param.device).reshape(())
+        count = torch.as_tensor(step, dtype=torch.float32, device=self.param.device)
+        # a count has no dimension, which slices of the parameter would cut, and no lazy sign
+        entries["step"] = count.resolve_neg().reshape(())
         return entries, 1.0
 
     def _was_skipped(self, state: Mapping[str, Any]) -> bool:

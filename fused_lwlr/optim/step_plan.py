@@ -147,17 +147,15 @@ class StepPlan:
     def _state_of(self, states: Any) -> Any:
         """Returns the addresses and ids of the state, and whose state it is; None if an entry has no address."""
         read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        entries: Any = [entry for state in read for entry in state.values() if entry is not None]
-        # an entry may be replaced by a view of it, which has other strides
-        tensors = list(map(id, entries))
-        if self._distributed:
-            entries = map(local, entries)
         # two parameters may exchange their state
         owners = None if self._is_bucket else list(map(id, states))
         try:
-            return list(map(POINTER, entries)), tensors, owners
-        except (RuntimeError, TypeError):
-            # a sparse tensor, or an entry that is not a tensor
+            entries: Any = [entry for state in read for entry in state.values() if entry is not None]
+            # an entry may be replaced by a view of it, which has other strides
+            tensors = list(map(id, entries))
+            return list(map(POINTER, map(local, entries) if self._distributed else entries)), tensors, owners
+        except (AttributeError, RuntimeError, TypeError):
+            # a sparse tensor, an entry that is not a tensor, or a value of another key that is not a dict
             return None
 
     def _choose_launches(self) -> None:

@@ -24,10 +24,10 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-EDITABLE = (*(name for name in names_of("group") if name != "layers"), "decoupled_weight_decay")
+EDITABLE = (*(name for name in names_of("group") if name != "layers"), "decoupled_weight_decay", "differentiable")
 """The options of param groups that may change between two steps. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
-"""The types of options that schedulers or users may edit in place."""
+"""The types of options, and of their elements, that schedulers or users may edit in place."""
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -131,13 +131,18 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
     Raises:
         ValueError: an option is out of range.
     """
-    now = [value for group in groups for value in map(group.get, EDITABLE)]
+    now: list[Any] = [value for group in groups for value in map(group.get, EDITABLE)]
     known = len(before)
     for i, value in enumerate(now):
-        if i < known and value is before[i] and type(value) not in MUTABLE:
+        kind = type(value)
+        may_be_edited = kind in MUTABLE or (kind is tuple and not MUTABLE.isdisjoint(map(type, value)))
+        if i < known and value is before[i] and not may_be_edited:
             continue
         group, name = groups[i // len(EDITABLE)], EDITABLE[i % len(EDITABLE)]
-        if name in group and not (isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)):
+        is_read = isinstance(value, Tensor) and group.get("capturable")
+        elements = value if kind in (list, tuple) else (value,)
+        on_device = any(isinstance(each, Tensor) and not each.is_cpu for each in elements)
+        if name in group and not is_read and not on_device:
             check_option(name, value, "a param group")
             if name in ("momentum", "dampening"):
                 check_momentum(options, group)

@@ -179,8 +179,11 @@ class Scaling:
     def __post_init__(self) -> None:
         for name, (must_be, allows) in self._bounds:
             value = getattr(self, name)
-            is_number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, Real)
-            if not (is_number and allows(value)):
+            if isinstance(value, Tensor) and value.numel() == 1:
+                # steps would not see an edit of the tensor
+                value = value.item()
+                object.__setattr__(self, name, value)
+            if not (isinstance(value, Real) and allows(value)):
                 raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
         if not (self._selection.patterns is None or isinstance(self.select, str)):
             object.__setattr__(self, "select", self._selection.patterns)

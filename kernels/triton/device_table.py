@@ -145,12 +145,12 @@ class DeviceTable:
             self._hyper_index[:] = table.hyper_index
             self._hyper[:] = hyper.values.view(np.int32)
             self._coefficients[:] = hyper.coefficients
-        capturing = table.capturable and is_capturing(self.buffer.device)
+        self._capturing = table.capturable and is_capturing(self.buffer.device)
         self._staged_flags[:] = self._active_flags
         # replays do not check version counters
-        if workspace is not None and workspace.versions is not None and not capturing:
+        if workspace is not None and workspace.versions is not None and not self._capturing:
             self._staged_flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
-        if capturing:
+        if self._capturing:
             self._upload.capture([*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())])
         else:
             self._upload.send(capturable=table.capturable)
@@ -198,8 +198,8 @@ class DeviceTable:
 
     def remember_norms(self, workspace: Workspace) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters in a workspace."""
-        # no parameter has a negative version
-        workspace.versions = np.where(self._active_params, self._versions(), -1)
+        # a captured launch has not run; no parameter has a negative version
+        workspace.versions = None if self._capturing else np.where(self._active_params, self._versions(), -1)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""

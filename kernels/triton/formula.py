@@ -85,9 +85,11 @@ def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
 
 
 def _outside(function: Any) -> tuple[Any, ...]:
-    """Returns the values of the names outside of a formula, and of formulas that it calls: numbers may change."""
+    """Returns the values of the names outside of a formula, and of formulas that it calls: they may change."""
     found = map(function.__globals__.get, function.__code__.co_names)
-    return tuple([_outside(each) if type(each) is FunctionType and each not in _MEANING else each for each in found])
+    return tuple(
+        [(each, _outside(each)) if type(each) is FunctionType and each not in _MEANING else each for each in found]
+    )
 
 
 @cache

@@ -76,12 +76,15 @@ def test_tensors_take_no_more_operations(name, device):
     assert found == [found[0]] * 4
 
 
+@pytest.mark.parametrize("lazy", [False, True], ids=["", "lazy sign"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @every_case
-def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
+def test_numbers_that_are_changed_in_place(name, backend, dtype, lazy, device):
     """Tensors for the rate and, in SGD, the weight decay, compared with torch's optimizer that is given numbers."""
     named, expected = twin_parameters(SHAPES, torch.float32, device)
     lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.1, 0.2))
+    if lazy:
+        lr, weight_decay = torch._neg_view(-lr), torch._neg_view(-weight_decay)
     ours, torchs = ours_of(name, named, backend, lr=lr), torchs_of(name, expected)
     ours.param_groups[0]["weight_decay"] = weight_decay
     for step, (rate, decay) in enumerate([(0.1, 0.2), (0.05, 0.0), (0.0, 0.1), (0.3, 0.3)]):

@@ -144,6 +144,23 @@ def test_a_step_after_a_capture_that_is_not_replayed(name, device):
         compare(same, ours, eager, named, other)
 
 
+@pytest.mark.parametrize("replays", [0, 1])
+def test_norms_after_a_capture(replays, device):
+    """A weight is edited between the last step and the capture, in an element that no fingerprint reads."""
+    row = {"scaling": ELR(0.1, select="*")}
+    ours, eager, named, other = pair_of("sgd", row, device, [(1000,)])
+    warm_up(((ours, named), (eager, other)))
+    for twins in (named, other):
+        with torch.no_grad():
+            twins[0][1][1] = 100.0
+    static_gradients(named, other)
+    graph = capture(ours.step)
+    for _ in range(replays):
+        replayed(graph, ours, eager, named, other)
+    ours.step(), eager.step()
+    compare(same, ours, eager, named, other)
+
+
 @every_name
 def test_steps_by_other_gradients_between_replays(name, device):
     """Replays use the captured gradient tensors, eager steps the current ones, in any order."""

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import every_case, every_name
-from pairs import beside_torch
+from pairs import beside_torch, compare_weights
 from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, train, twin, uniform
 from tolerances import close, same
 
@@ -268,3 +268,14 @@ def test_a_hook_may_return_the_param_groups_themselves(device):
     before = optimizer.layers()
     assert isinstance(optimizer.state_dict()["param_groups"][0]["layers"], str)
     assert optimizer.layers() == before
+
+
+@pytest.mark.parametrize("value", [3, None, [1], "text", torch.ones(2), {"count": 5}], ids=str)
+@every_case
+def test_state_that_belongs_to_no_parameter_changes_no_step(name, backend, value, device):
+    ours, torchs, named, expected = pair(name, device, backend=backend)
+    for optimizer in (ours, torchs):
+        optimizer.state["global"] = value
+    train((ours, torchs), (named, expected), 3)
+    compare_weights(close, named, expected, 12)
+    assert ours.state["global"] is value

@@ -78,14 +78,17 @@ def test_state_is_replaced_by_a_view_of_it(name, entry, device):
 
 @every_backend
 @pytest.mark.parametrize("name", ALL)
-def test_a_count_with_a_dimension(name, backend, device):
+@pytest.mark.parametrize(
+    "changed", [lambda one: one[None], lambda one: torch._neg_view(-one)], ids=["dimension", "lazy sign"]
+)
+def test_a_count_in_another_form(changed, name, backend, device):
     """Put there by hand. It is one count, also of a parameter that is cut into slices."""
     named, others = twin_parameters([(4, 3)], torch.float32, device)
     options = {**OPTIONS[name], "layers": {"p0[0:1]": 0.5}, "nonfinite": "skip", "backend": backend}
     ours, other = (ALL[name](pairs, **options) for pairs in (named, others))
     for step in range(3):
         if step == 1:
-            ours.state[named[0][1]]["step"] = torch.ones(1, device=device)
+            ours.state[named[0][1]]["step"] = changed(torch.ones((), device=device))
         train((ours, other), (named, others), 1)
         compare(same, ours, other, named, others)
 

@@ -345,6 +345,7 @@ UNUSABLE = [({}, None, value, "") for value in BUFFERS.values()] + [
     ({"master_weights": True}, "master_weight", torch.zeros(3), r" is \(3,\)"),
     ({"scaling": Hyperball(select="*")}, "radius", torch.ones(3), r" is \(3,\), .* layer of .*: delete"),
     ({"scaling": Hyperball(select="*")}, "radius", torch.ones(1).double(), " is torch.float64 on .* be torch.float32"),
+    ({"scaling": Hyperball(select="*")}, "radius", torch._neg_view(-torch.ones(1)), " is a lazy conjugate or negative"),
 ]
 
 

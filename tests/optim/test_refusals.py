@@ -254,7 +254,7 @@ EDITS = [
     ("momentum", torch.ones(2), NUMBER), ("dampening", "0.1", NUMBER), ("eps", None, NUMBER),
     ("nesterov", "no", SWITCH), ("maximize", "no", SWITCH), ("amsgrad", "no", SWITCH),
     ("betas", 0.9, PAIR), ("betas", (0.9,), PAIR), ("betas", (0.9, 1.0), PAIR), ("betas", ("0.9", 0.99), PAIR),
-    ("decoupled_weight_decay", False, "True: AdamW"),
+    ("decoupled_weight_decay", False, "True: AdamW"), ("differentiable", True, "False: the step is not"),
     *(("ema", decay, "a number, at least 0 and below 1") for decay in (1.0, "0.9", torch.tensor(0.9))),
 ]  # fmt: skip
 LACKS = {"sgd": ("betas", "eps", "amsgrad", "decoupled_weight_decay"), "adamw": ("momentum", "dampening", "nesterov")}
@@ -282,23 +282,26 @@ def test_edits_of_a_group_that_are_out_of_range(name, backend, option, value, me
 
 
 @pytest.mark.parametrize(
-    "kind", [torch.tensor, lambda number: torch.nn.Parameter(torch.tensor(number))], ids=["tensor", "parameter"]
+    ("option", "make", "edit", "message"),
+    [
+        ("lr", lambda tensor: tensor(0.1), lambda lr: lr.fill_(math.nan), NUMBER),
+        ("betas", lambda tensor: [0.9, 0.99], lambda betas: betas.append(0.5), PAIR),
+        ("betas", lambda tensor: (0.9, tensor(0.99)), lambda betas: betas[1].fill_(1.0), PAIR),
+    ],
 )
-def test_edits_in_place_that_are_out_of_range(kind, params):
+@pytest.mark.parametrize(
+    "tensor", [torch.tensor, lambda number: torch.nn.Parameter(torch.tensor(number))], ids=["tensor", "parameter"]
+)
+def test_edits_in_place_that_are_out_of_range(tensor, option, make, edit, message, params):
     """As schedulers edit a rate that is a tensor."""
-    ours = OURS["adamw"](params, lr=kind(0.1))
+    ours = OURS["adamw"](params, lr=0.1)
     [group] = ours.param_groups
-    group["betas"] = [0.9, 0.99]
+    group[option] = make(tensor)
     train((ours,), (params,), 1)
     before = snapshot(ours, params)[1]
     with torch.no_grad():
-        group["lr"].fill_(math.nan)
-    with pytest.raises(ValueError, match=f"'lr' of a param group must be {NUMBER}"):
-        train((ours,), (params,), 1)
-    with torch.no_grad():
-        group["lr"].fill_(0.1)
-    group["betas"][1] = 1.0
-    with pytest.raises(ValueError, match=f"'betas' of a param group must be {PAIR}"):
+        edit(group[option])
+    with pytest.raises(ValueError, match=f"'{option}' of a param group must be {message}"):
         train((ours,), (params,), 1)
     assert identical([p.detach() for _, p in params], before)
 

@@ -382,18 +382,30 @@ def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name
 TRUST = 1.0
 
 
+def once(norm):
+    return norm * 1.0
+
+
+def fivefold(norm):
+    return norm * 5.0
+
+
+times = once
+
+
 def trusted(norm):
-    return norm * TRUST / norm
+    return times(norm) * TRUST / norm
 
 
 @every_backend
-def test_a_number_outside_of_a_formula_may_change(backend, device, monkeypatch):
-    """Between two optimizers, and between two steps."""
+@pytest.mark.parametrize(("name", "values"), [("TRUST", (1.0, 5.0)), ("times", (once, fivefold))])
+def test_a_name_outside_of_a_formula_may_change(name, values, backend, device, monkeypatch):
+    """Between two optimizers, and between two steps: a number, and a formula that is called."""
     named = parameters([(3, 7)], torch.float32, device)
     optimizers = [OURS["sgd"](named, lr=0.1, scaling=own(trusted), backend=backend) for _ in range(2)]
-    for trust in (1.0, 5.0):
-        monkeypatch.setattr(sys.modules[__name__], "TRUST", trust)
+    for value, ratio in zip(values, (1.0, 5.0), strict=True):
+        monkeypatch.setattr(sys.modules[__name__], name, value)
         gradients(named)
         for ours in optimizers:
             ours.step()
-            assert ours.layer_stats().trust_ratio.item() == trust
+            assert ours.layer_stats().trust_ratio.item() == ratio

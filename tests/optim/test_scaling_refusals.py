@@ -66,6 +66,17 @@ def test_a_scaling_prints_what_differs_from_its_defaults(text):
     assert pickle.loads(pickle.dumps(scaling)) == scaling
 
 
+@pytest.mark.parametrize(("scaling", "field"), [row[:2] for row in FIELDS])
+def test_a_tensor_becomes_a_number(scaling, field):
+    """Later edits of the tensor do not count, and two scalings are equal if their numbers are."""
+    required = {"goal": 0.1} if scaling is ELR else {}
+    tensor = torch.tensor(0.5)
+    made = scaling(**{**required, field: tensor})
+    tensor.fill_(0.25)
+    assert made == scaling(**{**required, field: 0.5})
+    assert getattr(made, field) == 0.5
+
+
 def test_an_own_scaling_prints_as_it_likes():
     @dataclass(frozen=True)
     class Own(ELR):
