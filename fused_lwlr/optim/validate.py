@@ -139,10 +139,9 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         if i < known and value is before[i] and not may_be_edited:
             continue
         group, name = groups[i // len(EDITABLE)], EDITABLE[i % len(EDITABLE)]
-        is_read = isinstance(value, Tensor) and group.get("capturable")
-        elements = value if kind in (list, tuple) else (value,)
-        on_device = any(isinstance(each, Tensor) and not each.is_cpu for each in elements)
-        if name in group and not is_read and not on_device:
+        is_read = isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)
+        would_wait = kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
+        if name in group and not (is_read or would_wait):
             check_option(name, value, "a param group")
             if name in ("momentum", "dampening"):
                 check_momentum(options, group)

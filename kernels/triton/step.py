@@ -61,7 +61,7 @@ def prepare(
     # no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
-        ("step", rule, compiled(rule.update), hyper_rows.on_device),
+        ("step", rule, hyper_rows.on_device),
         lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block, short_first=True),
         lambda items: Kernel(
             update.step_kernel, device_table, items, (),
@@ -109,12 +109,12 @@ def _queued(
         device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
-    function, coefficients = formula and compiled(formula.function), compiled(rule.coefficients)
+    # compiled again where a name outside of the formula has another value
+    function = formula and compiled(formula.function)
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, torch.get_num_threads()]
-    # compiled again where a number outside of a formula has changed
-    key += (*map(type, arguments), compiled(rule.update), coefficients, function)
+    key += map(type, arguments)
     if formula is not None:
-        key += (*formula.numbers, retraction)
+        key += (function, *formula.numbers, retraction)
     device = device_table.buffer.device
 
     def make(items: Tensor) -> Kernel:
@@ -125,7 +125,7 @@ def _queued(
             **_common(device_table, rule, hyper_rows), STEP_DTYPE=device_table.dtypes["step"], TARGET=target,
             FORMULA=function, RETRACTION=retraction and tuple(retraction),
             ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
-            COEFFICIENTS=coefficients, SKIP=gate.totals is not None and gate.skip,
+            COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,
             PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
         )  # fmt: skip

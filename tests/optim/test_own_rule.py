@@ -1,6 +1,5 @@
 """A custom rule: it only needs a formula and a class."""
 
-import sys
 from typing import Any
 
 import pytest
@@ -133,43 +132,3 @@ def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):
 
     with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, since Coupled adds weight decay to"):
         Coupled(parameters([(3,)], torch.float32, device), cautious_decay=True)
-
-
-GAIN = 1.0
-
-
-def scaled_update(w, g, states, present, coefficients, numbers):
-    return g, (0.0 * g + GAIN,)
-
-
-def scaled_coefficients(numbers, steps):
-    return 0.0 * steps + GAIN, 0.0 * steps
-
-
-def first_coefficient(w, g, states, present, coefficients, numbers):
-    gain, _ = coefficients
-    return g, (0.0 * g + gain,)
-
-
-SCALED = {
-    "update": {"update": scaled_update},
-    "coefficients": {"update": first_coefficient, "coefficients": scaled_coefficients},
-}
-
-
-@every_backend
-@pytest.mark.parametrize("options", [{}, {"capturable": True}], ids=str)
-@pytest.mark.parametrize("formula", ["update", "coefficients"])
-def test_a_number_outside_of_a_formula_may_change(formula, options, backend, device, monkeypatch):
-    """Between two steps; with `capturable` the device computes the coefficients."""
-
-    class Scaled(Signum):
-        rule = Rule(name="scaled", states=("momentum_buffer",), numbers=numbers, **SCALED[formula])
-
-    named = parameters([(3, 7)], torch.float32, device)
-    ours = Scaled(named, lr=1.0, backend=backend, **options)
-    for gain in (1.0, 2.0):
-        monkeypatch.setattr(sys.modules[__name__], "GAIN", gain)
-        gradients(named)
-        ours.step()
-        assert ours.state[named[0][1]]["momentum_buffer"].eq(gain).all()
