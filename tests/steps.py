@@ -56,7 +56,7 @@ def train(optimizers: Sequence[torch.optim.Optimizer], twins: Sequence[Named], s
 
 @contextmanager
 def launches(expected: int) -> Iterator[None]:
-    """Asserts that so many kernels are launched."""
+    """Asserts the number of kernels that are launched."""
     grid, seen = launch.grid, []
     launch.grid = lambda programs: seen.append(programs) or grid(programs)
     try:
