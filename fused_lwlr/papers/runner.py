@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import threading
 import time
 import traceback
@@ -106,11 +105,7 @@ def _outcomes(store: Store, jobs: Sequence[Job], workers: int) -> Iterator[tuple
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
     try:
-        _mask("SIG_BLOCK")
-        try:
-            futures = {pool.submit(_work, *work): work[0].name for work in todo}
-        finally:
-            _mask("SIG_UNBLOCK")
+        futures = {pool.submit(_work, *work): work[0].name for work in todo}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
@@ -134,16 +129,8 @@ def _work(job: Job, path: Path, environment: dict[str, Any]) -> Failure:
     return None
 
 
-def _mask(how: str) -> None:
-    """Blocks Ctrl-C, which workers inherit until they can end without a traceback, or lets it through."""
-    if hasattr(signal, "pthread_sigmask"):  # not on Windows
-        signal.pthread_sigmask(getattr(signal, how), [signal.SIGINT])
-
-
 def _prepare() -> None:
-    """Start a worker: one thread, and an end by Ctrl-C or if its parent is killed."""
-    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
-    _mask("SIG_UNBLOCK")
+    """Start a worker: one thread, and an end if its parent is killed."""
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
@@ -131,22 +130,6 @@ def test_killed_run_goes_on():
     results = run(store, jobs, workers=1)
     assert toy.ran()[4:] == [(10, 1), (20, 1), (30, 0), (40, 0)]
     assert [result["values"]["sum"] for result in results] == [10, 11, 20, 21, 30, 40]
-
-
-@pytest.mark.long
-def test_workers_that_still_start_end_quietly_by_ctrl_c(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    line = [sys.executable, "-m", "fused_lwlr", "study", "balance", "--quick", "--jobs", "2", "--out", str(tmp_path)]
-    study = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
-    # a worker and the process that tracks resources
-    while len(Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(0.1)  # the interpreter of the workers itself has started
-    os.killpg(study.pid, signal.SIGINT)
-    assert study.communicate(timeout=60)[1].strip() == ""
-    assert study.returncode == 130
 
 
 def alive(pid):
