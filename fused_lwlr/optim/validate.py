@@ -24,7 +24,7 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-EDITABLE = (*(name for name in names_of("group") if name != "layers"), "decoupled_weight_decay", "differentiable")
+EDITABLE = tuple(name for name in (*names_of("group"), *names_of("flag")) if name != "layers")
 """The options of param groups that may change between two steps. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
 """The types of options, and of their elements, that schedulers or users may edit in place."""

@@ -255,6 +255,7 @@ EDITS = [
     ("nesterov", "no", SWITCH), ("maximize", "no", SWITCH), ("amsgrad", "no", SWITCH),
     ("betas", 0.9, PAIR), ("betas", (0.9,), PAIR), ("betas", (0.9, 1.0), PAIR), ("betas", ("0.9", 0.99), PAIR),
     ("decoupled_weight_decay", False, "True: AdamW"), ("differentiable", True, "False: the step is not"),
+    ("foreach", True, "None: the step is one launch"), ("fused", "yes", "True, False or None"),
     *(("ema", decay, "a number, at least 0 and below 1") for decay in (1.0, "0.9", torch.tensor(0.9))),
 ]  # fmt: skip
 LACKS = {"sgd": ("betas", "eps", "amsgrad", "decoupled_weight_decay"), "adamw": ("momentum", "dampening", "nesterov")}
