@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -69,8 +72,8 @@ class StepPlan:
         if self._distributed:
             held = [(plan.params[row.tensor], row) for plan in self.launch_plans for row in plan.table.rows]
             self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
-        # after the first step, see `_state_of`
-        self._known_state: Any = None
+        # set by `_remember_state`
+        self._known_state: tuple[list[Any], list[Any], list[int]] | None = None
         # `changes` of the tables in the last step, None before the first step
         self._stepped_changes: list[int] | None = None
         self.repeats = False
@@ -80,9 +83,9 @@ class StepPlan:
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if a new plan is needed. Arguments as of the class."""
-        if self._known_state is None or options is not self.options or _key_of(options, groups, bucket) != self._key:
+        if options is not self.options or _key_of(options, groups, bucket) != self._key:
             return False
-        if any(param.grad is not None for param in self._waiting) or self._state_of(states) != self._known_state:
+        if any(param.grad is not None for param in self._waiting) or not self._has_known_state(states):
             return False
         if not all(plan.accept_gradients() for plan in self.launch_plans):
             return False
@@ -135,7 +138,7 @@ class StepPlan:
                 drop_unused(options, groups, states)
                 # tensors that kernels cannot reach may change unnoticed: then each step needs a new plan
                 if all(plan.addressable for plan in self.launch_plans):
-                    self._known_state = self._state_of(states)
+                    self._remember_state(states)
             self._stepped_changes = [plan.table.changes for plan in self.launch_plans]
         return report
 
@@ -144,19 +147,31 @@ class StepPlan:
         for plan in self.launch_plans:
             plan.table.release_gradients()
 
-    def _state_of(self, states: Any) -> Any:
-        """Returns the addresses and ids of the state, and whose state it is; None if an entry has no address."""
-        read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        # two parameters may exchange their state
-        owners = None if self._is_bucket else list(map(id, states))
+    def _has_known_state(self, states: Any) -> bool:
+        """Returns whether the state has the tensors that `_remember_state` saw, at the same addresses."""
+        if self._known_state is None:
+            return False
+        known, tensors, addresses = self._known_state
         try:
-            entries: Any = [entry for state in read for entry in state.values() if entry is not None]
-            # an entry may be replaced by a view of it, which has other strides
-            tensors = list(map(id, entries))
-            return list(map(POINTER, map(local, entries) if self._distributed else entries)), tensors, owners
-        except (AttributeError, RuntimeError, TypeError):
-            # a sparse tensor, an entry that is not a tensor, or a value of another key that is not a dict
-            return None
+            state = self._state_of(states)
+            return len(state) == len(known) and all(map(is_, state, known)) and self._addresses_of(tensors) == addresses
+        except (RuntimeError, TypeError):
+            return False
+
+    def _remember_state(self, states: Any) -> None:
+        """Remembers the state, if it is memory: no sparse tensor, no other object."""
+        with suppress(RuntimeError, TypeError):
+            state = self._state_of(states)
+            tensors = [entry for entry in state[0 if self._is_bucket else len(states) :] if entry is not None]
+            self._known_state = state, tensors, self._addresses_of(tensors)
+
+    def _state_of(self, states: Any) -> list[Any]:
+        """Returns whose state there is, as two parameters may exchange theirs, and then all entries."""
+        read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
+        return list(chain(() if self._is_bucket else states, *map(dict.values, read)))
+
+    def _addresses_of(self, tensors: Sequence[Any]) -> list[int]:
+        return list(map(POINTER, map(local, tensors) if self._distributed else tensors))
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
