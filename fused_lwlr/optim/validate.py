@@ -24,8 +24,8 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-EDITABLE = tuple(name for name in (*names_of("group"), *names_of("flag")) if name != "layers")
-"""The options of param groups that may change between two steps. A new plan checks `layers`."""
+EDITABLE = (*(name for name in (*names_of("group"), *names_of("flag")) if name != "layers"), "lr_in_momentum")
+"""The options of param groups that are checked before a step, as users may edit them. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
 """The types of options, and of their elements, that schedulers or users may edit in place."""
 
@@ -104,14 +104,19 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     check_momentum(options, group)
     shared = {name: group[name] for name in names_of("shared") if name in group}
     for name, value in shared.items():
-        if value != getattr(options, name):
-            raise ValueError(
-                f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
-                f"to {options.class_name}(...)"
-            )
+        _check_shared(options, name, value)
     options.check_fused(group.get("fused"))
     # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
     return {name: value for name, value in given.items() if name not in shared} if shared else given
+
+
+def _check_shared(options: StepOptions, name: str, value: Any) -> None:
+    """Raises ValueError if a param group has another value of an option that all groups share."""
+    if value != getattr(options, name):
+        raise ValueError(
+            f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
+            f"to {options.class_name}(...)"
+        )
 
 
 def check_momentum(options: StepOptions, group: dict[str, Any]) -> None:
@@ -143,6 +148,8 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         would_wait = kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
         if name in group and not (is_read or would_wait):
             check_option(name, value, "a param group")
+            if name == "lr_in_momentum":
+                _check_shared(options, name, value)
             if name in ("momentum", "dampening"):
                 check_momentum(options, group)
     return now

@@ -256,9 +256,13 @@ EDITS = [
     ("betas", 0.9, PAIR), ("betas", (0.9,), PAIR), ("betas", (0.9, 1.0), PAIR), ("betas", ("0.9", 0.99), PAIR),
     ("decoupled_weight_decay", False, "True: AdamW"), ("differentiable", True, "False: the step is not"),
     ("foreach", True, "None: the step is one launch"), ("fused", "yes", "True, False or None"),
+    ("lr_in_momentum", 1, SWITCH),
     *(("ema", decay, "a number, at least 0 and below 1") for decay in (1.0, "0.9", torch.tensor(0.9))),
 ]  # fmt: skip
-LACKS = {"sgd": ("betas", "eps", "amsgrad", "decoupled_weight_decay"), "adamw": ("momentum", "dampening", "nesterov")}
+LACKS = {
+    "sgd": ("betas", "eps", "amsgrad", "decoupled_weight_decay"),
+    "adamw": ("momentum", "dampening", "nesterov", "lr_in_momentum"),
+}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +284,21 @@ def test_edits_of_a_group_that_are_out_of_range(name, backend, option, value, me
         group[option] = right
         assert identical(snapshot(ours, named), before)
         train((ours,), (named,), 1)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_edit_of_lr_in_momentum(held):
+    """The buffer has the other meaning already."""
+    named = parameters([(3,)], torch.float32, torch.device("cpu"))
+    ours = OURS["sgd"](named, lr=0.1, momentum=0.9, lr_in_momentum=held)
+    train((ours,), (named,), 1)
+    before = snapshot(ours, named)
+    ours.param_groups[0]["lr_in_momentum"] = not held
+    gradients(named)
+    with pytest.raises(ValueError, match=f"lr_in_momentum={not held}, but all param groups share this option"):
+        ours.step()
+    ours.param_groups[0]["lr_in_momentum"] = held
+    assert identical(snapshot(ours, named), before)
 
 
 @pytest.mark.parametrize(
