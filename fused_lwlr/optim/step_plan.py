@@ -14,7 +14,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.table import POINTER
+from fused_lwlr.kernels.table import POINTER, addresses_of
 from fused_lwlr.kernels.tensors import DOUBLE
 from fused_lwlr.optim.gate import SkipReport, factors_and_gates
 from fused_lwlr.optim.hyper import hyper_of
@@ -153,25 +153,23 @@ class StepPlan:
             return False
         known, tensors, addresses = self._known_state
         try:
-            state = self._state_of(states)
-            return len(state) == len(known) and all(map(is_, state, known)) and self._addresses_of(tensors) == addresses
+            state, local_tensors = self._state_of(states), map(local, tensors) if self._distributed else tensors
+            same = len(state) == len(known) and all(map(is_, state, known))
+            return same and list(map(POINTER, local_tensors)) == addresses
         except (RuntimeError, TypeError):
             return False
 
     def _remember_state(self, states: Any) -> None:
-        """Remembers the state, if it is memory: no sparse tensor, no other object."""
-        with suppress(RuntimeError, TypeError):
+        """Remembers the state, if all entries are tensors."""
+        with suppress(AttributeError, TypeError):
             state = self._state_of(states)
             tensors = [entry for entry in state[0 if self._is_bucket else len(states) :] if entry is not None]
-            self._known_state = state, tensors, self._addresses_of(tensors)
+            self._known_state = state, tensors, addresses_of([local(tensor) for tensor in tensors])
 
     def _state_of(self, states: Any) -> list[Any]:
         """Returns whose state there is, as two parameters may exchange theirs, and then all entries."""
         read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
         return list(chain(() if self._is_bucket else states, *map(dict.values, read)))
-
-    def _addresses_of(self, tensors: Sequence[Any]) -> list[int]:
-        return list(map(POINTER, map(local, tensors) if self._distributed else tensors))
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
