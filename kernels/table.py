@@ -144,9 +144,10 @@ class Table:
     def gradients_or_placeholders(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradients. A tensor like its parameter replaces an absent one."""
         # the tensors are not kept: they would hold the old memory of a parameter that moves
+        pairs, dtype = zip(grads, self.columns["param"], strict=True), self.grad_dtype
         return [
-            param.detach().to(self.grad_dtype) if grad is None else grad
-            for grad, param in zip(grads, self.columns["param"], strict=True)
+            grad if grad is not None else p.detach() if p.dtype == dtype else torch.empty_like(p, dtype=dtype)
+            for grad, p in pairs
         ]
 
     def _fits(self, grad: Tensor, param: Tensor) -> bool:

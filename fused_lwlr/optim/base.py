@@ -98,7 +98,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _last_plans: tuple[StepPlan, ...] | None = None
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[StepPlan, ...] = ()
-    """The plans that CUDA graphs read and write."""
+    """The plans that CUDA graphs read and write, for the life of the optimizer."""
     _handle: Any = Handle()
     """The handle of `step_in_backward` or `offload_to_cpu`, or one that does nothing."""
     _skip_report: SkipReport | None = None

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import FactorFormula, Factors, Gate, Hyper, totals_of
-from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
+from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM, FactorTarget
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.sharded import DIRECTION, GRADIENT, factors_of, measure
+from fused_lwlr.optim.sharded import factors_of, measure
 from fused_lwlr.shards import ShardReducer
 
 
@@ -92,7 +92,9 @@ def factors_and_gates(
         return [(formula, gate) for gate in gated], None
     gates = loss_scale_gates(plans, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
-    of_direction = formula is not None and formula.target == "direction"
+    target: FactorTarget = "gradient" if formula is None else formula.target
+    # the clipped direction depends on the norm of all gradients, which comes first
+    first: FactorTarget = "gradient" if target == "direction" and clips else target
     if reducer is None:
         sums = [
             plan.backend.statistics(
@@ -102,14 +104,14 @@ def factors_and_gates(
             for plan, gate in zip(plans, gates, strict=True)
         ]  # fmt: skip
     else:
-        sums = measure(options, plans, hyper, DIRECTION if of_direction and not clips else GRADIENT, gates, reducer)
+        sums = measure(options, plans, hyper, first, gates, reducer)
     gates, report = step_gates(options, plans, gates, sums)
     factors: Sequence[FactorFormula | Factors | None] = [formula] * len(plans)
     if options.balances:
         factors = balanced(options, plans, sums)
     elif reducer is not None and formula is not None:
-        if of_direction and clips:
-            sums = measure(options, plans, hyper, DIRECTION, gates, reducer)
+        if target != first:
+            sums = measure(options, plans, hyper, target, gates, reducer)
         factors = [
             factors_of(options, plan, sums_of_plan, gate, hyper, formula)
             for plan, sums_of_plan, gate in zip(plans, sums, gates, strict=True)

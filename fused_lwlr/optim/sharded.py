@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import compress
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS, FactorFormula, Factors, Gate, Hyper, Retraction
-from fused_lwlr.kernels.step_arguments import FACTOR
+from fused_lwlr.kernels.step_arguments import FACTOR, FactorTarget
 from fused_lwlr.kernels.tensors import joined, upload, uploaded
 from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
@@ -19,26 +20,27 @@ def ignored(norm: Tensor) -> Tensor:
     return norm
 
 
-GRADIENT = FactorFormula(ignored, "gradient")
-"""The formula of a step that measures gradients and weights."""
-DIRECTION = FactorFormula(ignored, "direction", retraction=Retraction(fixed=False))
-"""The formula of a step that also measures the direction. Due to the retraction it returns Σd² and ⟨w, d⟩."""
+MEASURING = {
+    target: FactorFormula(ignored, target, retraction=Retraction(fixed=False) if target == "direction" else None)
+    for target in get_args(FactorTarget)
+}
+"""Target -> the formula of a step that only measures. With a retraction it returns Σd² and ⟨w, d⟩, too."""
 
 
 def measure(
     options: StepOptions,
     plans: Sequence[LaunchPlan],
     hyper: Sequence[Hyper],
-    norms: FactorFormula,
+    target: FactorTarget,
     gates: Sequence[Gate],
     reducer: ShardReducer,
 ) -> list[Tensor]:
-    """Returns for each plan the statistics of every row, over all processes.
+    """Returns for each plan the statistics of every row for factors of this target, over all processes.
 
     A row has zeros if it has no gradient and does not count for the largest norm.
     """
     found = [
-        plan.backend.step(options.rule, plan.table, hyper, norms, gate, write=False)
+        plan.backend.step(options.rule, plan.table, hyper, MEASURING[target], gate, write=False)
         for plan, gate in zip(plans, gates, strict=True)
     ]
     kept = joined([plan.stepped_on_device() | plan.counts_for_max_norm for plan in plans])

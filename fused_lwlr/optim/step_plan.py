@@ -63,9 +63,7 @@ class StepPlan:
         # in the order of the launch plans
         self._members = [member for plan in self.launch_plans for member in plan.members]
         self._params = [param for plan in self.launch_plans for param in plan.params]
-        # float64 has room for all numbers
-        double = all(param.dtype in DOUBLE for param in self._params)
-        self._largest_hyper = math.inf if double else _largest_hyper(members)
+        self._largest_hyper = _largest_hyper(members)
         self._distributed = any(plan.distributed for plan in self.launch_plans)
         # sums over the processes that share layers
         self._reducer: ShardReducer | None = None
@@ -190,7 +188,11 @@ class StepPlan:
 def _largest_hyper(members: Sequence[Member]) -> float:
     """Returns the largest number of a hyper row that stays finite in float32 when it is multiplied by η."""
     most = torch.finfo(torch.float32).max
-    multiplier, label = max((row.multiplier, row.label) for member in members for row in member.rows)
+    # float64 has room for all numbers
+    rows = [row for member in members if member.param.dtype not in DOUBLE for row in member.rows]
+    if not rows:
+        return math.inf
+    multiplier, label = max((row.multiplier, row.label) for row in rows)
     if multiplier > most:
         raise ValueError(f"'lr' of layer {label!r} is {multiplier:.3g}: for float32 it must be at most {most:.3g}")
     return most / max(1.0, multiplier)

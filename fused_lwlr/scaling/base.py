@@ -183,7 +183,7 @@ class Scaling:
                 # steps would not see an edit of the tensor
                 value = value.item()
                 object.__setattr__(self, name, value)
-            if not (isinstance(value, Real) and allows(value)):
+            if not (isinstance(value, Real) and not isinstance(value, bool) and allows(value)):
                 raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
         if not (self._selection.patterns is None or isinstance(self.select, str)):
             object.__setattr__(self, "select", self._selection.patterns)

@@ -170,16 +170,17 @@ def _store_row(
     context: StepContext, layer_index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
 ) -> None:
     """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
-    param, seed = stored[0], context.rounding_seed
-    if steps is None:
-        steps = torch.as_tensor(context.gate.shrink, dtype=torch.float32, device=param.device) * STEPS_OF_SHRINK
+    param, key = stored[0], None
+    if context.rounding_seed is not None:
+        if steps is None:
+            steps = torch.as_tensor(context.gate.shrink, dtype=torch.float32, device=param.device) * STEPS_OF_SHRINK
+        key = key_of(context.rounding_seed, layer_index, steps)
     for i, (tensor, result) in enumerate(zip(stored, computed, strict=True)):
         if tensor is None or result is None:
             continue
-        if seed is not None and tensor.dtype in HALF:
+        if key is not None and tensor.dtype in HALF:
             # each tensor has its own noise: 0 for the parameter, 1 for the first state; exact weights are not rounded.
             # A state with other strides uses the positions of its parameter, too
-            key = key_of(seed, layer_index, steps)
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
         _store(tensor, result, context.gate.skipped)
 

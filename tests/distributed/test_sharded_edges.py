@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import nan_arithmetic
 from sharding import compare, full, gradients, mesh, parameters, placed, spread
-from steps import OPTIONS, OURS, identical
+from steps import OPTIONS, OURS, identical, recorded
 from tolerances import close, same
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -36,6 +36,18 @@ def everything(optimizer, named):
 
 def here(tensor):
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+@pytest.mark.parametrize("scaling", [LARS(0.1), ELR(0.1)])
+def test_weights_are_read_for_their_norms_in_the_first_step_only(scaling):
+    sharded, moved = spread(parameters(), "rows"), []
+    optimizer = OURS["sgd"](sharded, **OPTIONS["sgd"], scaling=scaling, backend="triton")
+    for _ in range(3):
+        gradients(parameters(), sharded)
+        with recorded() as counted:
+            optimizer.step()
+        moved.append(counted["bytes"])
+    assert moved[0] > moved[1] == moved[2]
 
 
 @nan_arithmetic

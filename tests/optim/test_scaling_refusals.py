@@ -12,9 +12,9 @@ from steps import OURS
 import fused_lwlr
 from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, RadialBrake, UpdateFloor
 
-POSITIVE = (0.0, -0.1, math.nan, math.inf, "fast", None)
-NOT_NEGATIVE = (-0.1, math.nan, math.inf, "fast", None)
-LIMIT = (0.0, -0.1, math.nan, "fast", None)
+POSITIVE = (0.0, -0.1, math.nan, math.inf, "fast", None, True)
+NOT_NEGATIVE = (-0.1, math.nan, math.inf, "fast", None, True)
+LIMIT = (0.0, -0.1, math.nan, "fast", None, True)
 FIELDS = [
     (ELR, "goal", POSITIVE), (ELR, "eps", NOT_NEGATIVE), (LARS, "trust_coefficient", POSITIVE),
     (LARS, "eps", NOT_NEGATIVE), (LARC, "trust_coefficient", POSITIVE), (LARC, "eps", NOT_NEGATIVE),
