@@ -1,7 +1,6 @@
 """The memory of tensors: conditions for kernels that access tensors by address."""
 
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -10,22 +9,21 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import has_memory
+from fused_lwlr.kernels.tensors import addresses_of
 from fused_lwlr.shards import PLAIN
 
 
 def is_addressable(tensor: Tensor) -> bool:
     """Returns whether a kernel can read and write a tensor through its data pointer. An empty tensor needs none.
 
-    False for a tensor without its own memory: a wrapper subclass (`TwoTensor`, quantized weights), a `FakeTensor`,
-    a meta tensor, or a tensor within a `torch.func` transform.
+    False for a tensor without its own memory, see `addresses_of`.
     """
-    if type(tensor) in PLAIN:
-        return _has_address(tensor)
-    with warnings.catch_warnings():
-        # FakeTensor warns that it has no data pointer
-        warnings.simplefilter("ignore")
-        return _has_address(tensor)
+    return None not in addresses_of((tensor,))
+
+
+def all_addressable(tensors: Iterable[Any]) -> bool:
+    """Returns whether `is_addressable` holds for every tensor; None stands for an absent one."""
+    return None not in addresses_of(tensors)
 
 
 def is_freed(tensor: Tensor) -> bool:
@@ -45,12 +43,12 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     Both indices are the same if two elements of one tensor share memory. Tensors without an address share no element.
     """
     spans = []
-    for i, tensor in enumerate(tensors):
-        if tensor.numel() == 0 or not is_addressable(tensor):
+    for i, (tensor, start) in enumerate(zip(tensors, addresses_of(tensors), strict=True)):
+        if not start:
+            # empty, or without an address
             continue
         if _overlaps_itself(tensor):
             return i, i
-        start = tensor.data_ptr()
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         spans.append((start, start + (last + 1) * tensor.element_size(), i))
     # sorted by start, a tensor can only overlap tensors that begin before it and have not ended yet
@@ -65,13 +63,6 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
                 return j, i
         begun.append((stop, i))
     return None
-
-
-def _has_address(tensor: Tensor) -> bool:
-    try:
-        return tensor.numel() == 0 or has_memory(tensor, tensor.data_ptr())
-    except RuntimeError:
-        return False
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
@@ -110,8 +101,3 @@ def is_fake(tensor: Tensor) -> bool:
     # without fake tensors the module is not imported
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(tensor, module.FakeTensor)
-
-
-def all_addressable(tensors: Iterable[Any]) -> bool:
-    """Returns whether `is_addressable` holds for every tensor; None stands for an absent one."""
-    return all(tensor is None or is_addressable(tensor) for tensor in tensors)

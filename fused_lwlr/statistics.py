@@ -183,14 +183,14 @@ class _CachedTable:
         params = list(map(local, self._params))
         self.table = Table({"param": params, "grad": self._grads()}, rows)
         if addressable:
-            self.table.remember_params()
+            self.table.accept_gradients(self.table.columns["grad"], params)
 
     def accept_gradients(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
         if not self._addressable:
             # tensors that kernels cannot reach may change unnoticed
             return False
-        return self.table.has_params([*map(local, self._params)]) and self.table.accept_gradients(self._grads())
+        return self.table.accept_gradients(self._grads(), list(map(local, self._params)))
 
     def _grads(self) -> list[Tensor | None]:
         return [local(gradient_like(param)) for param in self._params]

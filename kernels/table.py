@@ -1,6 +1,5 @@
 """The input of one launch: parallel columns of tensors, and a list of rows."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import compress
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import form_check, has_memory, real
+from fused_lwlr.kernels.tensors import addresses_of, form_check, real
 
 STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot")
 """Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
@@ -19,7 +18,7 @@ POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 """Functions that `map` calls without Python code in between."""
 SMALL = 1 << 42
-"""Addresses below this may be offsets of freed storage, so gradients at these addresses are checked one by one."""
+"""A data pointer below this may be the offset of a tensor without memory."""
 
 
 class Row(NamedTuple):
@@ -94,41 +93,43 @@ class Table:
         self.capturable = capturable
         self.device_tables: dict[tuple[str, ...], Any] = {}
         self.has_grad, self.changes = np.array([grad is not None for grad in grads], dtype=bool), 0
-        self.grad_addresses = np.array(addresses_of(grads), dtype=np.int64)
+        self.grad_addresses = np.array([address or 0 for address in addresses_of(grads)], dtype=np.int64)
         self._have_same_forms: Callable[..., bool] = lambda *grads: False
+        self._known_params: tuple[Callable[..., bool], list[int]] | None = None
 
-    def remember_params(self) -> None:
-        """Remembers the addresses and the forms of the parameters, for `has_params`."""
-        params = self.columns["param"]
-        self._params = addresses_of(params), form_check(params)
-
-    def has_params(self, params: Sequence[Tensor]) -> bool:
-        """Returns whether these parameters, which must be addressable, have the same addresses and forms still."""
-        addresses, have_same_forms = self._params
-        return have_same_forms(*params) and list(map(POINTER, params)) == addresses
-
-    def accept_gradients(self, grads: Sequence[Any]) -> bool:
+    def accept_gradients(self, grads: Sequence[Any], params: Sequence[Tensor] | None = None) -> bool:
         """Sets the gradients of the next step.
 
         Args:
             grads: the gradient of each parameter, or None.
+            params: the parameters, which must have memory; None if they are as before.
 
         Returns:
-            False, with nothing changed, if a gradient is sparse, has no memory, or does not have the shape and device
-            of its parameter and the dtype of the table.
+            False, with nothing changed, if a parameter does not have the address and form that it had in the first call
+            with parameters, or if a gradient is sparse, has no memory, or does not have the shape and device of its
+            parameter and the dtype of the table.
         """
+        if params is not None:
+            if self._known_params is None:
+                self._known_params = form_check(params), list(map(POINTER, params))
+            have_same_forms, known = self._known_params
+            if not have_same_forms(*params) or list(map(POINTER, params)) != known:
+                return False
         has_grad = bytes(map(EXISTS, grads))
-        given = padded = grads
+        # `complete` has one tensor for each parameter, for `form_check`
+        present = complete = grads
         if 0 in has_grad:
-            given, padded = list(compress(grads, has_grad)), self.gradients_or_placeholders(grads)
-        same_forms = self._have_same_forms(*padded)
-        if not same_forms and not all(map(self._fits, given, compress(self.columns["param"], has_grad))):
+            present, complete = list(compress(grads, has_grad)), self.gradients_or_placeholders(grads)
+        same_forms = self._have_same_forms(*complete)
+        if not same_forms and not all(map(self._fits, present, compress(self.columns["param"], has_grad))):
             return False
-        addresses = list(map(POINTER, given)) if same_forms else addresses_of(given)
-        if min(addresses, default=SMALL) < SMALL and not all(map(has_memory, given, addresses)):
-            return False
+        addresses: list[Any] = list(map(POINTER, present)) if same_forms else []
+        if not same_forms or min(addresses, default=SMALL) < SMALL:
+            addresses = addresses_of(present)
+            if None in addresses:
+                return False
         if not same_forms:
-            self._have_same_forms = form_check(padded)
+            self._have_same_forms = form_check(complete)
         if not (same_forms and has_grad == self.has_grad.tobytes()):
             self.changes += 1
         self.has_grad = np.frombuffer(has_grad, dtype=bool)
@@ -206,19 +207,3 @@ def view_of(tensor: Any, row: Row) -> Any:
         return None
     tensor = real(tensor)
     return tensor if row.stop is None or tensor.dim() == 0 else tensor[row.start : row.stop]
-
-
-def addresses_of(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Returns the data pointer of each tensor of a column; 0 if it is absent, empty, sparse or without memory."""
-    with warnings.catch_warnings():
-        # a FakeTensor warns that it has no data pointer
-        warnings.simplefilter("ignore")
-        return [0 if tensor is None else _address(tensor) for tensor in tensors]
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:
-        # sparse tensors have no data pointer, nor have tensors within a transform of torch.func
-        return 0

@@ -1,7 +1,8 @@
 """Small operations on tensors that both backends and the optimizers use."""
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -56,10 +57,25 @@ def uploaded(host: Tensor, device: torch.device) -> Tensor:
     return upload(torch.empty_like(host, device=device), host)
 
 
-def has_memory(tensor: Tensor, address: int) -> bool:
-    """Returns whether this data pointer of a tensor is an address; an empty tensor needs none."""
+def addresses_of(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    """Returns data pointers: 0 for an absent or empty tensor, None for a tensor without its own memory.
+
+    None stands for a sparse tensor, a wrapper subclass (`TwoTensor`, quantized weights), a `FakeTensor`, a meta tensor,
+    or a tensor within a `torch.func` transform.
+    """
+    with warnings.catch_warnings():
+        # a FakeTensor warns that it has no data pointer
+        warnings.simplefilter("ignore")
+        return [0 if tensor is None or tensor.numel() == 0 else _address(tensor) for tensor in tensors]
+
+
+def _address(tensor: Tensor) -> int | None:
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:
+        return None
     # the data pointer of a tensor without memory is its offset
-    return tensor.numel() == 0 or address != tensor.storage_offset() * tensor.element_size()
+    return address if address != tensor.storage_offset() * tensor.element_size() else None
 
 
 def form_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:

@@ -51,8 +51,7 @@ class LaunchPlan:
         self.table = Table(columns, rows, steps=steps, capturable=capturable)
         if addressable:
             # the next step is compared with these
-            self.table.remember_params()
-            self.table.accept_gradients(columns["grad"])
+            self.table.accept_gradients(columns["grad"], columns["param"])
         if self._counts:
             # the state shares memory with the array that a step increments
             for member, count in zip(members, torch.from_numpy(steps).unbind(), strict=True):
@@ -75,7 +74,7 @@ class LaunchPlan:
             if not all(grad is None or same_placement(grad, param) for param, grad in zip(params, grads, strict=True)):
                 return False
             params, grads = list(map(local, params)), list(map(local, grads))
-        return self.table.has_params(params) and self.table.accept_gradients(grads)
+        return self.table.accept_gradients(grads, params)
 
     @property
     def has_gradients(self) -> bool:

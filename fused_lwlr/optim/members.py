@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Row
-from fused_lwlr.kernels.table import addresses_of, view_of
-from fused_lwlr.kernels.tensors import sum_dtype
+from fused_lwlr.kernels.table import view_of
+from fused_lwlr.kernels.tensors import addresses_of, sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import exact_weight
 from fused_lwlr.optim.layer_options import Groups, LayerOptions

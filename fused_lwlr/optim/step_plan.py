@@ -14,7 +14,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.table import POINTER, addresses_of
+from fused_lwlr.kernels.table import POINTER
 from fused_lwlr.kernels.tensors import DOUBLE
 from fused_lwlr.optim.gate import SkipReport, factors_and_gates
 from fused_lwlr.optim.hyper import hyper_of
@@ -151,18 +151,18 @@ class StepPlan:
             return False
         known, tensors, addresses = self._known_state
         try:
-            state, local_tensors = self._state_of(states), map(local, tensors) if self._distributed else tensors
+            state = self._state_of(states)
             same = len(state) == len(known) and all(map(is_, state, known))
-            return same and list(map(POINTER, local_tensors)) == addresses
+            return same and list(map(POINTER, map(local, tensors) if self._distributed else tensors)) == addresses
         except (RuntimeError, TypeError):
             return False
 
     def _remember_state(self, states: Any) -> None:
         """Remembers the state, if all entries are tensors."""
-        with suppress(AttributeError, TypeError):
+        with suppress(RuntimeError, TypeError):
             state = self._state_of(states)
             tensors = [entry for entry in state[0 if self._is_bucket else len(states) :] if entry is not None]
-            self._known_state = state, tensors, addresses_of([local(tensor) for tensor in tensors])
+            self._known_state = state, tensors, list(map(POINTER, map(local, tensors)))
 
     def _state_of(self, states: Any) -> list[Any]:
         """Returns whose state there is, as two parameters may exchange theirs, and then all entries."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels.table import Table, addresses_of
-from fused_lwlr.kernels.tensors import real, uploaded
+from fused_lwlr.kernels.table import Table
+from fused_lwlr.kernels.tensors import addresses_of, real, uploaded
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
 from fused_lwlr.kernels.triton.tile import (
@@ -124,7 +124,7 @@ class DeviceTable:
         """The scratch tensors that have an active row, each with its column and number."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SCALAR_COLUMNS else scratch_of(table.columns[name], self._strides)
-            self._set_addresses(name, addresses_of(table.columns[name]))
+            self._set_addresses(name, [address or 0 for address in addresses_of(table.columns[name])])
         # the addresses that a row has when it is stepped again
         self._addresses_when_stepped = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
