@@ -95,15 +95,9 @@ class ShardReducer:
             for (mesh, dim), rows in along.items()
         ]
 
-    def sum(self, values: Tensor) -> Tensor:
-        """Sums over all processes of float64 [rows, columns], in new memory."""
-        return self._complete(values, torch.distributed.ReduceOp.SUM)
-
-    def max(self, values: Tensor) -> Tensor:
-        """Maxima over all processes of float64 [rows, columns] that are not negative, in new memory."""
-        return self._complete(values, torch.distributed.ReduceOp.MAX)
-
-    def _complete(self, values: Tensor, operation: Any) -> Tensor:
+    def reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
+        """Returns sums over all processes, or the largest values if none is negative, float64 [rows, columns]."""
+        operation = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
         # an empty row adds nothing, so ignore its values
         values = values.clone() if self._empty is None else torch.where(self._empty, 0.0, values)
         for group, rows in self._along:

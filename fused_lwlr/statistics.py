@@ -199,10 +199,10 @@ class _CachedTable:
 def _completed(values: Tensor, reducer: ShardReducer) -> Tensor:
     """Returns the statistics of whole layers, from the statistics of this process's shards."""
     largest = STATISTICS.index("abs_max")
-    result = reducer.sum(values)
+    result = reducer.reduce(values)
     # a maximum over processes may skip NaN, a sum does not
     total = result[:, STATISTICS.index("abs_sum")]
-    maximum = reducer.max(values[:, [largest]].nan_to_num(math.inf, posinf=math.inf))[:, 0]
+    maximum = reducer.reduce(values[:, [largest]].nan_to_num(math.inf, posinf=math.inf), largest=True)[:, 0]
     result[:, largest] = torch.where(total.isnan(), total, maximum)
     return result
 

@@ -46,14 +46,9 @@ class Member:
         return self.param.grad if not self.only_rescaled else None
 
     @property
-    def is_rescaled(self) -> bool:
-        """Whether `rescale_weights` divides it."""
-        return any(row.power for row in self.rows)
-
-    @property
     def is_written(self) -> bool:
         """Whether the next step changes it."""
-        return self.grad is not None or self.is_rescaled
+        return self.grad is not None or any(row.power for row in self.rows)
 
     def kind(self, options: StepOptions) -> tuple[Any, ...]:
         """Returns what members of one launch plan share: whether kernels can reach them, device and dtypes."""
@@ -134,7 +129,7 @@ def _add_radii(members: Sequence[Member]) -> None:
     sums = torch.stack([w.square().sum(dtype=sum_dtype(w.device)).to(device) for w in weights])
     reducer = shard_reducer_of([(member.param, row) for member, row in held], device)
     if reducer is not None:
-        sums = reducer.sum(sums[:, None])[:, 0]
+        sums = reducer.reduce(sums[:, None])[:, 0]
     norms = sums.sqrt().float().split([len(member.rows) for member in members])
     for member, norm in zip(members, norms, strict=True):
         # in its own memory

@@ -44,7 +44,7 @@ def measure(
         for plan, gate in zip(plans, gates, strict=True)
     ]
     kept = joined([plan.stepped_on_device() | plan.counts_for_max_norm for plan in plans])
-    sums = reducer.sum(torch.where(kept[:, None], joined(found), 0.0))
+    sums = reducer.reduce(torch.where(kept[:, None], joined(found), 0.0))
     return list(sums.split([len(plan.table.rows) for plan in plans]))
 
 

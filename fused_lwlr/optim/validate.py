@@ -73,7 +73,7 @@ def check_selection(options: StepOptions, groups: Groups, stacklevel: int) -> No
         return
     named = all("param_names" in group for group in groups)
     names = [name for group in groups for name in group["param_names"]] if named else None
-    scaling.check(names)
+    scaling.selection.check(names, "parameter of this optimizer")
     # one that is not initialized yet has no shape to select it by
     chosen = [is_lazy(p) or options.scales(group, at) for group in groups for at, p in enumerate(group["params"])]
     if not any(chosen):

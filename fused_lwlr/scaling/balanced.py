@@ -28,8 +28,6 @@ class BalancedLR(Scaling):
             lr.
     """
 
-    targets = ("direction",)
-
     def factor_formula(self, rule: Rule) -> None:
         """Returns None: `factors` computes the factors of all layers together.
 

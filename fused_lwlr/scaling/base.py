@@ -4,7 +4,7 @@ docs/adding-a-scaling.md shows how to write one.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from numbers import Real
@@ -159,21 +159,11 @@ class Scaling:
             name: the name of the parameter or of the slice; None if it has no name.
             param: the parameter, of any shape and dtype.
         """
-        return self._selection.selects(name, param)
-
-    def check(self, names: Iterable[str] | None) -> None:
-        """Check that the selector fits the parameters of an optimizer.
-
-        Args:
-            names: the names of the parameters; None if they have none.
-
-        Raises:
-            ValueError: a selector by names without names, or a pattern that matches no name.
-        """
-        self._selection.check(names, "parameter of this optimizer")
+        return self.selection.selects(name, param)
 
     @cached_property
-    def _selection(self) -> Selection:
+    def selection(self) -> Selection:
+        """The parameters that `select` selects."""
         return Selection(self.select, type(self).select, type(self).__name__)
 
     def __post_init__(self) -> None:
@@ -185,5 +175,5 @@ class Scaling:
                 object.__setattr__(self, name, value)
             if not (isinstance(value, Real) and not isinstance(value, bool) and allows(value)):
                 raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
-        if not (self._selection.patterns is None or isinstance(self.select, str)):
-            object.__setattr__(self, "select", self._selection.patterns)
+        if not (self.selection.patterns is None or isinstance(self.select, str)):
+            object.__setattr__(self, "select", self.selection.patterns)

@@ -33,5 +33,4 @@ class ClipByLayer(Scaling):
 
     @staticmethod
     def formula(norm: Tensor, max_norm: Tensor) -> Tensor:
-        """1, or less where ‖g‖ is too large."""
         return minimum(max_norm / (norm + 1e-6), 1.0)

@@ -63,7 +63,6 @@ class ELR(Scaling):
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, goal: Tensor, eps: Tensor) -> Tensor:
-        """Eq. 14."""
         # multiplied through by ‖w‖, and never 0 / 0
         denom = norm + eps * weight_norm
         return where((weight_norm > 0) & (denom > 0), goal * weight_norm / where(denom > 0, denom, 1.0), 1.0)

@@ -36,6 +36,5 @@ class Hyperball(Scaling):
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor) -> Tensor:
-        """R / ‖u‖."""
         some = (norm > 0) & (weight_norm > 0)
         return where(some, weight_norm / where(some, norm, 1.0), 1.0)

@@ -43,7 +43,6 @@ class LAMB(Scaling):
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, min_norm: Tensor, max_norm: Tensor, max_ratio: Tensor) -> Tensor:
-        """The trust ratio."""
         phi = minimum(maximum(weight_norm, min_norm), max_norm)
         both = (phi > 0) & (norm > 0)
         return where(both, minimum(phi / where(both, norm, 1.0), max_ratio), 1.0)

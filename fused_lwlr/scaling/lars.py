@@ -36,7 +36,6 @@ class LARS(Scaling):
     def formula(
         norm: Tensor, weight_norm: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
     ) -> Tensor:
-        """The trust ratio."""
         both = (norm > 0) & (weight_norm > 0)
         denom = where(both, norm + weight_decay * weight_norm + eps, 1.0)
         return where(both, trust_coefficient * weight_norm / denom, 1.0)
@@ -63,7 +62,6 @@ class LARC(LARS):
     def formula(  # type: ignore[override]
         norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
     ) -> Tensor:
-        """The clipped trust ratio over lr."""
         some = (norm > 0) & (weight_norm > 0) & (lr > 0)
         denom = where(some, (norm + weight_decay * weight_norm + eps) * lr, 1.0)
         return minimum(where(some, trust_coefficient * weight_norm / denom, 1.0), 1.0)

@@ -28,7 +28,6 @@ class NormalizedGradient(Scaling):
 
     @staticmethod
     def formula(norm: Tensor) -> Tensor:
-        """1 / ‖g‖."""
         return where(norm == 0, 1.0, 1.0 / where(norm == 0, 1.0, norm))
 
 
@@ -49,6 +48,5 @@ class NormalizedGradientAdaptive(Scaling):
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor) -> Tensor:
-        """‖w‖ / ‖g‖."""
         zero = (norm == 0) | (weight_norm == 0)
         return where(zero, 1.0, weight_norm / where(zero, 1.0, norm))

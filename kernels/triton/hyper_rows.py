@@ -78,15 +78,7 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], scaling_numbers: tuple[flo
         scaling_numbers: the numbers of a scaling, which are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
-    rows, on_device = _hyper_rows(hyper, scaling_numbers, table.columns["param"][0].device)
-    return HyperRows(rows, _coefficients(rule, hyper, table), on_device, len(hyper[0].numbers))
-
-
-def _hyper_rows(
-    hyper: Sequence[Hyper], scaling_numbers: tuple[float, ...], device: torch.device
-) -> tuple[np.ndarray, bool]:
-    """Returns the rows, float32 [hyper rows, width], and whether any has an address of a number on the device."""
-    found: list[list[float]] = []
+    device, found = table.columns["param"][0].device, []
     # row, offset and tensor of each number on the device
     addresses: list[tuple[int, int, Tensor]] = []
     for i, h in enumerate(hyper):
@@ -106,7 +98,7 @@ def _hyper_rows(
     rows = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
         rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
-    return rows, bool(addresses)
+    return HyperRows(rows, _coefficients(rule, hyper, table), bool(addresses), len(hyper[0].numbers))
 
 
 def _coefficients(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Launching kernels."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,11 +136,5 @@ def grid(programs: int) -> int:
 def resident_programs(device: torch.device, per_processor: int) -> int:
     """Returns how many programs a device runs at once, with this number on a multiprocessor."""
     if device.type == "cuda":
-        return per_processor * multi_processors(device)
+        return per_processor * torch.cuda.get_device_properties(device).multi_processor_count
     return torch.get_num_threads() if is_native(device) else 1
-
-
-@cache
-def multi_processors(device: torch.device) -> int:
-    """Returns the number of multiprocessors of a GPU."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
