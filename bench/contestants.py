@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import fused_lwlr
-from fused_lwlr.extras import import_beside_torchvision
-from fused_lwlr.layers import named_layers
+from fused_lwlr.integrations.extras import import_beside_torchvision
+from fused_lwlr.measure.layers import named_layers
+from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
-from fused_lwlr.statistics import StatisticsPass
 
 Named = list[tuple[str, nn.Parameter]]
 

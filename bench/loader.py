@@ -17,7 +17,7 @@ import torch
 from bench.pictures import make
 from bench.rows import command
 from fused_lwlr.data import MicroBatchSampler, open_data, train_batches
-from fused_lwlr.extras import import_beside_torchvision
+from fused_lwlr.integrations.extras import import_beside_torchvision
 
 
 def measure(data: str, augmentation: str, *, size: int, batch: int, batches: int) -> tuple[float, float, int]:

@@ -1,12 +1,14 @@
 """Names and patterns of names, which select layers or leave them out."""
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 
 from torch import Tensor
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
+_SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
 
 def weights(name: str, param: Tensor) -> bool:
@@ -102,3 +104,15 @@ def find(pattern: str, known: Collection[str], argument: str, kind: str) -> list
         )
         raise ValueError(f"{argument} has {pattern!r}: it is not a {kind}{hint}")
     return found
+
+
+def split_name(name: str) -> tuple[str, int, int | None]:
+    """Splits the name of a layer into parameter name, start and stop; whole parameters have no stop (None)."""
+    match = _SLICE.fullmatch(name)
+    return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
+
+
+def with_parameters(names: Iterable[str]) -> list[str]:
+    """The names of layers, and of the parameters that they are slices of."""
+    names = list(names)
+    return list(dict.fromkeys([*names, *(split_name(name)[0] for name in names)]))

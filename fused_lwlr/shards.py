@@ -37,17 +37,6 @@ def local(tensor: Any) -> Any:
     return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
 
 
-def gradient_like(param: Any) -> Any:
-    """Returns the gradient of a parameter, placed as the parameter is; None for None.
-
-    Under `SequenceParallel`, gradients of normalizations are partial sums: this adds them up. `.grad` does not change.
-    """
-    grad = param.grad
-    if not (is_distributed(param) and hasattr(grad, "placements")) or grad.placements == param.placements:
-        return grad
-    return grad.redistribute(placements=param.placements)
-
-
 def local_row(row: Row, tensor: Tensor) -> Row:
     """The local part of a row of a tensor, as a row of the local tensor; it may be empty.
 

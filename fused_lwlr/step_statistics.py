@@ -1,13 +1,58 @@
 """Statistics that a step computes for every layer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import RETRACTION_STATISTICS, STEP_STATISTICS
-from fused_lwlr.statistics import Columns
+
+
+class Columns:
+    """Base of the statistics of layers: float64 of shape [layers, columns], with the properties of both kinds."""
+
+    columns: ClassVar[tuple[str, ...]]
+    names: tuple[str, ...]
+    values: Tensor
+
+    @property
+    def abs_sum(self) -> Tensor:
+        """Σ|g| of each layer."""
+        return self._column("abs_sum")
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """‖g‖₂ of each layer, where g is the stored `.grad`."""
+        return self._column("sq_sum").sqrt()
+
+    @property
+    def weight_norm(self) -> Tensor:
+        """‖w‖₂ of each layer; for a step, the norm before the step."""
+        return self._column("weight_sq_sum").sqrt()
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """The number of elements of each layer's gradient that are NaN or infinite."""
+        return self._column("nonfinite")
+
+    def _column(self, name: str) -> Tensor:
+        return self.values[:, self.columns.index(name)]
+
+    def _rows(self, *names: str) -> list[dict[str, float]]:
+        """Returns statistic -> number for each layer."""
+        values = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
+        return [dict(zip(names, row, strict=True)) for row in values]
+
+    def _table(self, rows: Mapping[str, Mapping[str, float]], *titles: str) -> list[str]:
+        """Returns the lines of a table of all layers, from the result of `to_dict`."""
+        width = max(map(len, self.names), default=5)
+        lines = [f"{'layer':{width}}" + "".join(f"  {title:>11}" for title in titles)]
+        for layer, row in rows.items():
+            formats = {name: "11,.0f" if name in ("numel", "nonfinite") else "11.3e" for name in row}
+            lines.append(f"{layer:{width}}" + "".join(f"  {row[name]:{form}}" for name, form in formats.items()))
+        return lines
 
 
 @dataclass(frozen=True)
@@ -94,43 +139,3 @@ class StepStatistics(Columns):
     def _constrained_elr(self) -> Tensor:
         elr = self.elr
         return elr[torch.tensor(self.constrained, device=elr.device) & (self.weight_norm > 0)]
-
-
-class LayerStatsLogger:
-    """A step hook that writes `layer_stats()` to a TensorBoard-style writer.
-
-        optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
-
-    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, with a
-    scaling that controls norms after the step also `update_ratio/<layer>` and `cosine/<layer>`, and `elr_mean` and
-    `elr_spread` over all layers.
-
-    Args:
-        writer: an object with `add_scalar(tag, value, step)`, such as a `torch.utils.tensorboard.SummaryWriter`.
-        every: the number of steps between two writes. Each write waits for the device.
-
-    Raises:
-        ValueError: `every` is not an int, or below 1.
-        TypeError: `writer` has no such method.
-    """
-
-    def __init__(self, writer: Any, *, every: int = 100):
-        if type(every) is not int or every < 1:
-            raise ValueError(f"every={every!r} must be an int, at least 1")
-        if not hasattr(writer, "add_scalar"):
-            raise TypeError(f"writer={writer!r:.80} must have a method add_scalar(tag, value, step)")
-        self._writer = writer
-        self._every = every
-        self._steps = 0
-
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._steps += 1
-        if self._steps % self._every:
-            return
-        stats = optimizer.layer_stats()
-        for layer, numbers in stats.to_dict().items():
-            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm", "update_ratio", "cosine"):
-                if name in numbers:
-                    self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
-        self._writer.add_scalar("elr_mean", stats.elr_mean.item(), self._steps)
-        self._writer.add_scalar("elr_spread", stats.elr_spread.item(), self._steps)

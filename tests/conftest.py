@@ -98,7 +98,7 @@ def third_party():
     def load(name):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-        from fused_lwlr.extras import import_beside_torchvision
+        from fused_lwlr.integrations.extras import import_beside_torchvision
 
         return import_beside_torchvision(name)
 

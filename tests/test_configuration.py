@@ -70,5 +70,5 @@ def test_without_a_home_folder(monkeypatch):
 
 
 def test_a_package_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr("fused_lwlr.configuration.PACKAGES", ("no-package-of-this-name",))
+    monkeypatch.setattr("fused_lwlr.integrations.configuration.PACKAGES", ("no-package-of-this-name",))
     assert "no-package-of-this-name not installed" in lines()

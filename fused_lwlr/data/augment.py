@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, pixels_of
-from fused_lwlr.extras import import_timm
+from fused_lwlr.integrations.extras import import_timm
 
 Transform = Callable[[Any], Tensor]  # a Pillow image in RGB -> (3, image_size, image_size), uint8
 

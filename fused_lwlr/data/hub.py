@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fused_lwlr.extras import import_extra
+from fused_lwlr.integrations.extras import import_extra
 
 HUB = "hf:"
 COLUMN = "text"

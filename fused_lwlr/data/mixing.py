@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fused_lwlr.data.randomness import MIXING, globals_restored, seed_globals, sequence
-from fused_lwlr.extras import import_timm
+from fused_lwlr.integrations.extras import import_timm
 
 
 class Mixing:

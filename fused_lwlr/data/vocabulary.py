@@ -11,7 +11,7 @@ import numpy as np
 
 from fused_lwlr.data import files
 from fused_lwlr.data.sequences import Array, MappedFiles
-from fused_lwlr.extras import import_extra
+from fused_lwlr.integrations.extras import import_extra
 
 CODE_POINTS = 0x110000
 TOGETHER = 256

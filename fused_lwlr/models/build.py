@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from fused_lwlr.extras import import_timm
+from fused_lwlr.integrations.extras import import_timm
 from fused_lwlr.models.blocks import Arguments
 from fused_lwlr.models.deep import NAME, VGG19, DeepNet, DenseNet, ToyNet
 from fused_lwlr.models.gpt import GPT, Seq2Seq

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.extras import import_beside_torchvision, import_extra
+from fused_lwlr.integrations.extras import import_beside_torchvision, import_extra
 
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 

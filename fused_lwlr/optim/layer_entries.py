@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fused_lwlr.layers import split_name
 from fused_lwlr.optim.layer_options import GROUP_OPTIONS, NAMES, Groups, LayerOptions, Slice, Slices
 from fused_lwlr.optim.option_table import check_option
-from fused_lwlr.patterns import find
+from fused_lwlr.patterns import find, split_name
 
 Ranges = dict[tuple[int, int] | None, LayerOptions]
 """The options of each range of a parameter's first dimension; None is the rest."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fused_lwlr.extras import import_extra
+from fused_lwlr.integrations.extras import import_extra
 from fused_lwlr.runs.metrics import LAYERS, plain, scalars
 from fused_lwlr.training.records import LayerValues, Record
 

@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from fused_lwlr import LayerRates
 from fused_lwlr.data import Stream, files
-from fused_lwlr.extras import import_extra
+from fused_lwlr.integrations.extras import import_extra
 from fused_lwlr.runs.boards import Dashboard, WandbRun
 from fused_lwlr.runs.html_report import PeriodicReport, write_report
 from fused_lwlr.runs.metrics import Metrics

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import fused_lwlr
-from fused_lwlr.configuration import version_of
 from fused_lwlr.data.fingerprint import digest
+from fused_lwlr.integrations.configuration import version_of
 
 PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "datasets", "numpy")
 

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.layers import layers_of, split_name
+from fused_lwlr.measure.layers import layers_of
+from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
-from fused_lwlr.patterns import weights
-from fused_lwlr.statistics import StatisticsPass
+from fused_lwlr.patterns import split_name, weights
 from fused_lwlr.training.records import LayerValues
 
 

@@ -17,11 +17,11 @@ from fused_lwlr.data.check import check_splits
 from fused_lwlr.data.folder import VALIDATION
 from fused_lwlr.data.hub import HUB
 from fused_lwlr.data.streams import imported
-from fused_lwlr.layers import layers_of, split_name, with_parameters
+from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.methods.lwlr.init import is_norm, zero_tokens
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
-from fused_lwlr.patterns import find, matches
+from fused_lwlr.patterns import find, matches, split_name, with_parameters
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.recipe import Recipe, is_path

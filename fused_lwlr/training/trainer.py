@@ -22,8 +22,8 @@ from fused_lwlr.data import (
     val_batches,
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
-from fused_lwlr.layers import Layer
-from fused_lwlr.statistics import StatisticsPass
+from fused_lwlr.measure.layers import Layer
+from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals, until_stopped
 from fused_lwlr.training.passes import Passes

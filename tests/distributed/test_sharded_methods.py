@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import calibrate, layer_statistics, lwlr_init_, scale_invariant
-from fused_lwlr.layers import layers_of
-from fused_lwlr.statistics import StatisticsPass
+from fused_lwlr.measure.layers import layers_of
+from fused_lwlr.measure.statistics import StatisticsPass
 
 pytestmark = pytest.mark.ranks(4)
 LAYOUT = pytest.mark.parametrize("layout", ["fully_shard", "hybrid"])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fused_lwlr import lwlr_init_
-from fused_lwlr.layers import layers_of
+from fused_lwlr.measure.layers import layers_of
 
 
 class ConvNorm(nn.Conv2d):

@@ -6,8 +6,8 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from fused_lwlr import layer_statistics
-from fused_lwlr.layers import named_layers
-from fused_lwlr.statistics import StatisticsPass
+from fused_lwlr.measure.layers import named_layers
+from fused_lwlr.measure.statistics import StatisticsPass
 
 
 def model_with_gradients(device):

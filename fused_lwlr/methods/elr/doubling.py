@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fused_lwlr.layers import Layer
+from fused_lwlr.measure.layers import Layer
 from fused_lwlr.methods.model import as_it_was, loss_of, tensors_in
 
 # Doubling is exact in floating point, so outputs that should not change mostly have the same bits. Gradients

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.layers import Layer, layers_of, split_name
+from fused_lwlr.measure.layers import Layer, layers_of
+from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined
 from fused_lwlr.methods.model import as_it_was, check_batch, loss_of, part_of, samples
 from fused_lwlr.ops import Backend
+from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard
-from fused_lwlr.statistics import StatisticsPass
 
 _NO_GRADIENT = 1e-10  # ‖g‖·‖w‖ relative to the largest: a branch may start with a scale as small as 1e-6
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.layers import layers_of, split_name, with_parameters
+from fused_lwlr.measure.layers import layers_of
+from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.model import as_it_was, loss_of, shown
 from fused_lwlr.ops import Backend
-from fused_lwlr.patterns import find
-from fused_lwlr.statistics import StatisticsPass
+from fused_lwlr.patterns import find, split_name, with_parameters
 
 
 def calibrate(

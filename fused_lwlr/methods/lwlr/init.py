@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from fused_lwlr.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
+from fused_lwlr.measure.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
 from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]

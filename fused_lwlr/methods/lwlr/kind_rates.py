@@ -5,8 +5,9 @@ from typing import Literal
 
 from torch import nn
 
-from fused_lwlr.layers import layers_of, split_name
+from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.methods.lwlr.init import EMBEDDINGS, is_norm
+from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
 
 Role = Literal["norm", "embedding", "qk", "vo", "ffn"]

@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fused_lwlr.layers import fan_dims, is_conv1d
+from fused_lwlr.measure.layers import fan_dims, is_conv1d
 
 Rule = Literal["sgd", "adamw"]
 Decay = bool | Literal["sqrt"]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fused_lwlr.layers import split_name, with_parameters
 from fused_lwlr.optim.option_table import number_of, shown
-from fused_lwlr.patterns import find, matches
+from fused_lwlr.patterns import find, matches, split_name, with_parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,7 +5,6 @@ value projection is three layers. A slice is named after the parameter and its r
 `blocks.0.attn.qkv.weight[0:384]`.
 """
 
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from fused_lwlr.shards import reshard
-
-_SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
 
 @dataclass(frozen=True)
@@ -37,18 +34,6 @@ class Layer:
     def of(self, tensor: Tensor) -> Tensor:
         """Returns this layer's view of a tensor that has the shape of the parameter."""
         return tensor if self.stop is None else tensor[self.start : self.stop]
-
-
-def split_name(name: str) -> tuple[str, int, int | None]:
-    """Splits the name of a layer into parameter name, start and stop; whole parameters have no stop (None)."""
-    match = _SLICE.fullmatch(name)
-    return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
-
-
-def with_parameters(names: Iterable[str]) -> list[str]:
-    """The names of layers, and of the parameters that they are slices of."""
-    names = list(names)
-    return list(dict.fromkeys([*names, *(split_name(name)[0] for name in names)]))
 
 
 def layers_of(model: nn.Module) -> list[Layer]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fused_lwlr.extras import import_timm
+from fused_lwlr.integrations.extras import import_timm
+from fused_lwlr.integrations.param_groups import layers_from_param_groups
 from fused_lwlr.optim import SGD, AdamW, Lion
-from fused_lwlr.param_groups import layers_from_param_groups
 from fused_lwlr.scaling import LAMB, LARS
 
 MOMENTUM = {"has_eps": False, "has_momentum": True}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,54 +12,10 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table, reference
 from fused_lwlr.kernels.tensors import joined, untraced
-from fused_lwlr.layers import Layer, named_layers
+from fused_lwlr.measure.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable, is_freed
-from fused_lwlr.shards import ShardReducer, gradient_like, local, local_row, shard_reducer_of
-
-
-class Columns:
-    """Base of the statistics of layers: float64 of shape [layers, columns], with the properties of both kinds."""
-
-    columns: ClassVar[tuple[str, ...]]
-    names: tuple[str, ...]
-    values: Tensor
-
-    @property
-    def abs_sum(self) -> Tensor:
-        """Σ|g| of each layer."""
-        return self._column("abs_sum")
-
-    @property
-    def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, where g is the stored `.grad`."""
-        return self._column("sq_sum").sqrt()
-
-    @property
-    def weight_norm(self) -> Tensor:
-        """‖w‖₂ of each layer; for a step, the norm before the step."""
-        return self._column("weight_sq_sum").sqrt()
-
-    @property
-    def nonfinite(self) -> Tensor:
-        """The number of elements of each layer's gradient that are NaN or infinite."""
-        return self._column("nonfinite")
-
-    def _column(self, name: str) -> Tensor:
-        return self.values[:, self.columns.index(name)]
-
-    def _rows(self, *names: str) -> list[dict[str, float]]:
-        """Returns statistic -> number for each layer."""
-        values = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
-        return [dict(zip(names, row, strict=True)) for row in values]
-
-    def _table(self, rows: Mapping[str, Mapping[str, float]], *titles: str) -> list[str]:
-        """Returns the lines of a table of all layers, from the result of `to_dict`."""
-        width = max(map(len, self.names), default=5)
-        lines = [f"{'layer':{width}}" + "".join(f"  {title:>11}" for title in titles)]
-        for layer, row in rows.items():
-            formats = {name: "11,.0f" if name in ("numel", "nonfinite") else "11.3e" for name in row}
-            lines.append(f"{layer:{width}}" + "".join(f"  {row[name]:{form}}" for name, form in formats.items()))
-        return lines
+from fused_lwlr.shards import ShardReducer, is_distributed, local, local_row, shard_reducer_of
+from fused_lwlr.step_statistics import Columns
 
 
 @dataclass(frozen=True)
@@ -193,7 +149,18 @@ class _CachedTable:
         return self.table.accept_gradients(self._grads(), list(map(local, self._params)))
 
     def _grads(self) -> list[Tensor | None]:
-        return [local(gradient_like(param)) for param in self._params]
+        return [local(_gradient_like(param)) for param in self._params]
+
+
+def _gradient_like(param: Any) -> Any:
+    """Returns the gradient of a parameter, placed as the parameter is; None for None.
+
+    Under `SequenceParallel`, gradients of normalizations are partial sums: this adds them up. `.grad` does not change.
+    """
+    grad = param.grad
+    if not (is_distributed(param) and hasattr(grad, "placements")) or grad.placements == param.placements:
+        return grad
+    return grad.redistribute(placements=param.placements)
 
 
 def _completed(values: Tensor, reducer: ShardReducer) -> Tensor:

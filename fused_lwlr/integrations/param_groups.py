@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fused_lwlr.layers import named_tensors
+from fused_lwlr.measure.layers import named_tensors
 from fused_lwlr.optim.layer_options import NAMES, LayerOptions
 from fused_lwlr.optim.option_table import check_option, number_of, shown
 

@@ -1,0 +1,1 @@
+"""Statistics of the layers of any model, with or without an optimizer."""
