@@ -98,7 +98,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "Hyperball": ({
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
             "ARGUMENTS": step.arguments_of(Hyperball().factor_formula(rule), width), "RETRACTS": True,
-            "RETRACTION": (0.0, 0.0, True),
+            "RETRACTION": True,
         }, ()),
         "all": (
             {"STEP_DTYPE": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf"),

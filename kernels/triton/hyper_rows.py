@@ -13,13 +13,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fused_lwlr.kernels.rules.base import Hyper, Rule
+from fused_lwlr.kernels.step_arguments import FactorFormula
 from fused_lwlr.kernels.table import Table
 
-LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACTOR, DECAY_PER_LR, HEADER = (
-    tl.constexpr(i) for i in (0, 1, 2, 3, 4, 6, 8, 9, 10)
+LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACTOR, DECAY_PER_LR = (
+    tl.constexpr(i) for i in (0, 1, 2, 3, 4, 6, 8, 9)
 )
+OUTWARD, INWARD, HEADER = (tl.constexpr(i) for i in (10, 11, 12))
 """Offsets in a row. SIGN is −1 to maximize, EMA_WEIGHT is 1 − ema. The two addresses are int64, 0 for a number that is
-in the row; their lowest bit says float64. HEADER is the first of the rule's own numbers."""
+in the row; their lowest bit says float64. OUTWARD and INWARD are of a `Retraction`. HEADER is the first of the rule's
+own numbers."""
 
 
 class HyperRows(NamedTuple):
@@ -70,15 +73,17 @@ def numbers_of(hyper, NUMBERS: tl.constexpr):
     return numbers
 
 
-def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], scaling_numbers: tuple[float, ...], table: Table) -> HyperRows:
+def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | None, table: Table) -> HyperRows:
     """Returns the hyper rows of a step.
 
     Args:
         hyper: at least one.
-        scaling_numbers: the numbers of a scaling, which are at the end of every hyper row.
+        formula: of the scaling: its numbers are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
     device, found = table.columns["param"][0].device, []
+    own = () if formula is None else tuple(formula.numbers.values())
+    retraction = (0.0, 0.0) if formula is None or formula.retraction is None else formula.retraction[:2]
     # row, offset and tensor of each number on the device
     addresses: list[tuple[int, int, Tensor]] = []
     for i, h in enumerate(hyper):
@@ -92,9 +97,9 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], scaling_numbers: tuple[flo
         if on_host:
             weight_decay, factor, per_lr = float(h.applied_decay), 1.0, 0.0
         row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
-        row += h.numbers
+        row += (*retraction, *h.numbers)
         # an even width, for the alignment of the addresses
-        found.append([*row, *(0.0,) * ((len(row) + len(scaling_numbers)) % 2), *scaling_numbers])
+        found.append([*row, *(0.0,) * ((len(row) + len(own)) % 2), *own])
     rows = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
         rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)

@@ -6,7 +6,7 @@ import triton.language as tl
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, RETRACTION_STATISTICS
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper_rows import weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import INWARD, OUTWARD, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load, reduce_slots
 from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, apply_rule
@@ -99,7 +99,7 @@ def finalize_row(
         norm = tl.sqrt(direction_sq_sum)
     weight_norm = tl.sqrt(weight_sq_sum)
     if RETRACTION is not None:
-        if RETRACTION[2]:
+        if RETRACTION:
             address = entry(integers, rows, row, RADIUS)
             radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
             weight_norm = radius.to(tl.float64)
@@ -129,7 +129,7 @@ def finalize_row(
     if RETRACTION is not None:
         dot = reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * factor.to(tl.float64)
-        outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
+        outward, inward = tl.load(hyper + OUTWARD).to(tl.float64), tl.load(hyper + INWARD).to(tl.float64)
         rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + rows + row, rho.to(tl.float32))
         tl.store(out + DIRECTION_SQ_SUM, direction_sq_sum)

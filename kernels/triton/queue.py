@@ -143,7 +143,7 @@ def queue_kernel(
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
     SLOTS: tl.constexpr,  # partial sums that are read at a time
     RETRACTS: tl.constexpr,  # whether each row has a factor ρ
-    RETRACTION: tl.constexpr,  # outward, inward and fixed of the `Retraction` of a `FactorFormula`, or None
+    RETRACTION: tl.constexpr,  # whether the `Retraction` of a `FactorFormula` is fixed; None without one
 ):
     """One step of a rule, a tile an item."""
     ready = counters + 2 + rows

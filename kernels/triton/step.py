@@ -48,8 +48,7 @@ def prepare(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
-    scaling_numbers = tuple(factor.numbers.values()) if isinstance(factor, FactorFormula) else ()
-    hyper_rows = hyper_rows_of(rule, hyper, scaling_numbers, table)
+    hyper_rows = hyper_rows_of(rule, hyper, factor if isinstance(factor, FactorFormula) else None, table)
     device, columns, shape = table.columns["param"][0].device, columns_of(rule), hyper_rows.values.shape
     device_table = table.device_tables.get(columns)
     if device_table is None or device_table.hyper_shape != shape:
@@ -114,7 +113,7 @@ def _queued(
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, torch.get_num_threads()]
     key += map(type, arguments)
     if formula is not None:
-        key += (function, *formula.numbers, retraction)
+        key += (function, *formula.numbers, retraction and retraction.fixed)
     device = device_table.buffer.device
 
     def make(items: Tensor) -> Kernel:
@@ -123,7 +122,7 @@ def _queued(
             queue.queue_kernel, device_table, items, arguments, registers=max_registers(least),
             max_programs=resident_programs(device, PER_PROCESSOR),
             **_common(device_table, rule, hyper_rows), STEP_DTYPE=device_table.dtypes["step"], TARGET=target,
-            FORMULA=function, RETRACTION=retraction and tuple(retraction),
+            FORMULA=function, RETRACTION=retraction and retraction.fixed,
             ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,

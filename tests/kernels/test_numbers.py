@@ -5,6 +5,7 @@ import pytest
 import torch
 from tables import LION_HYPER, RULES, adamw_hyper, after, make, sgd_hyper
 
+from fused_lwlr.kernels.step_arguments import FactorFormula
 from fused_lwlr.kernels.triton.hyper_rows import (
     DECAY_FACTOR,
     DECAY_PER_LR,
@@ -35,7 +36,7 @@ def expected(name, h, more):
             own += [np.float32(beta), beta - float(np.float32(beta))]
     else:
         own = [0.9, 1 - 0.9, 0.99, 1 - 0.99]
-    row = [h.lr, sign, h.weight_decay, ema, *[0] * 4, 1, 0, *own]
+    row = [h.lr, sign, h.weight_decay, ema, *[0] * 4, 1, 0, 0, 0, *own]
     return np.array([*row, *[0] * ((len(row) + len(more)) % 2), *more], dtype=np.float32)
 
 
@@ -51,7 +52,8 @@ def numbers(name, hyper, *taken, more=(), device=CPU):
     """The numbers of a table with one parameter for each hyper row."""
     table = after(make(name, [(3,)] * len(hyper), torch.float32, device), *(taken or (2,)))
     table.hyper_index = list(range(len(hyper)))
-    return hyper_rows_of(RULES[name], hyper, more, table)
+    formula = FactorFormula(abs, "gradient", {f"n{i}": number for i, number in enumerate(more)})
+    return hyper_rows_of(RULES[name], hyper, formula if more else None, table)
 
 
 @every_rule
@@ -72,7 +74,7 @@ def test_numbers_of_steps_that_differ(name, taken, count):
     h = HYPER[name]
     table = after(make(name, [(3,)] * 3, torch.float32, CPU), *taken)
     table.hyper_index = [i % count for i in range(3)]
-    found = hyper_rows_of(RULES[name], [h] * count, (), table)
+    found = hyper_rows_of(RULES[name], [h] * count, None, table)
     np.testing.assert_allclose(found.coefficients.T, [scheduled_of(name, h, steps) for steps in taken], rtol=1e-6)
     np.testing.assert_array_equal(found.values, np.tile(expected(name, h, ()), (count, 1)))
 
