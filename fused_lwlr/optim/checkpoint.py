@@ -101,7 +101,16 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
             )
         # raises, as every step would
         max_lr(group)
-    return group, [theirs["params"][at] for at in order]
+    return group, _ids_of(mine, theirs, order)
+
+
+def _ids_of(mine: dict[str, Any], theirs: dict[str, Any], order: Sequence[int]) -> list[Any]:
+    """Returns the saved ids of the optimizer's parameters, from a saved group and the result of `_order_of`."""
+    ids, names = theirs["params"], mine.get("param_names", ())
+    if all(isinstance(i, str) for i in ids):
+        # torch.distributed.checkpoint has names as ids, in the order of the optimizer that loads them
+        return list(names if sorted(ids) == sorted(names) else ids)
+    return [ids[at] for at in order]
 
 
 def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list[int]:

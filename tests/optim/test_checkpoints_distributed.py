@@ -139,6 +139,38 @@ def test_making_state_moves_nothing(name, backend, scaling, device):
     assert found["param_groups"][0]["lr"] == OPTIONS[name]["lr"]
 
 
+@pytest.mark.parametrize("through", ["files", "dict", "load_state_dict"])
+@pytest.mark.parametrize("name", OURS)
+def test_parameters_in_another_order(name, through, device, tmp_path):
+    """torch puts state in the order of the optimizer that loads it, but leaves names and options of layers as saved."""
+    models = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    turned = list(models[1].named_parameters())[::-1]
+    layers = {"0.weight": 0.5, "1.weight[0:2]": 2.0}
+    ours = OURS[name](models[0].named_parameters(), **OPTIONS[name], layers=layers, backend="torch")
+    other = OURS[name](turned, **OPTIONS[name], layers=layers, backend="torch")
+
+    def train(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.linspace(-1, 1, 12, device=device).reshape(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    train(models[0], ours)
+    models[1].load_state_dict(models[0].state_dict())
+    saved = gathered(models[0], ours, flat=False)
+    if through == "files":
+        dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+        restore(models[1], other, False, tmp_path)
+    elif through == "dict":
+        set_optimizer_state_dict(models[1], other, deepcopy(saved["optimizer"]))
+    else:
+        other.load_state_dict(saved["optimizer"])
+    assert other.layers() == {key: ours.layers()[key] for key in other.layers()}
+    for pair in zip(models, (ours, other), strict=True):
+        train(*pair)
+    assert identical(models[1].state_dict(), models[0].state_dict())
+
+
 @pytest.fixture
 def mesh(device, tmp_path):
     """A mesh of this process alone."""
