@@ -119,6 +119,13 @@ def factors_and_gates(
     return list(zip(factors, gates, strict=True)), report
 
 
+def keep_norms(decisions: Sequence[Decision]) -> None:
+    """Sets Ŵ to 1, so that the next step divides no weight."""
+    for _, gate in decisions:
+        if gate is not None and gate.totals is not None:
+            gate.totals[WEIGHT_SQ_SUM] = 1.0
+
+
 def balanced(options: StepOptions, plans: Sequence[LaunchPlan], sums: Sequence[Tensor]) -> list[Factors]:
     """Returns the factors of `BalancedLR` for each plan, from the statistics of each plan."""
     # a norm of 0 does not count

@@ -16,11 +16,12 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.table import POINTER
 from fused_lwlr.kernels.tensors import DOUBLE
-from fused_lwlr.optim.gate import SkipReport, factors_and_gates
+from fused_lwlr.optim.gate import SkipReport, factors_and_gates, keep_norms
 from fused_lwlr.optim.hyper import hyper_of
 from fused_lwlr.optim.launch_plan import launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import Member, fits_any_gradients, members_of
+from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
@@ -110,6 +111,9 @@ class StepPlan:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
         decisions, report = factors_and_gates(options, plans, hyper, loss_scale, self._reducer)
+        if self._rescaled and all(_is_zero(group["lr"]) for group in groups):
+            # torch.distributed.checkpoint makes state by a step with lr=0, also after it has loaded the weights
+            keep_norms(decisions)
         seed = options.rounding_seed if options.stochastic_rounding else None
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
@@ -183,6 +187,11 @@ class StepPlan:
             for plan in ([] if nothing else self.launch_plans)
             if plan.has_gradients or plan.table.rescales or self._reducer is not None
         ]
+
+
+def _is_zero(lr: float | Tensor) -> bool:
+    """Returns whether a learning rate is 0; False if it is on a GPU, for which the host does not wait."""
+    return (not isinstance(lr, Tensor) or lr.is_cpu) and number_of(lr) == 0
 
 
 def _largest_hyper(members: Sequence[Member]) -> float:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fused_lwlr import LAMB, LARC, LARS, Hyperball
+from fused_lwlr import LAMB, LARC, LARS, Hyperball, scale_invariant
 
 # there is one process, and none is meant to be
 pytestmark = [
@@ -137,6 +137,28 @@ def test_making_state_moves_nothing(name, backend, scaling, device):
         assert state
         assert all(value.isfinite().all() for value in state.values())
     assert found["param_groups"][0]["lr"] == OPTIONS[name]["lr"]
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_making_state_rescales_nothing(backend, tensor, device):
+    """Momentum that is loaded after the weights belongs to the weights as they were saved."""
+    models, optimizers = [network(device) for _ in range(2)], []
+    for model in models:
+        nn.init.eye_(model[3].weight)
+        batch = torch.rand(8, 4, device=device), torch.arange(8, device=device) % 3
+        found = scale_invariant(model, batch, nn.functional.cross_entropy)
+        assert found.names == ("0.weight",)
+        lr = torch.tensor(0.1) if tensor else 0.1
+        optimizers.append(OURS["sgd"](model.parameters(), lr=lr, momentum=0.9, rescale_weights=found, backend=backend))
+    train(models[0], optimizers[0], range(2), device)
+    saved = deepcopy(gathered(models[0], optimizers[0], flat=False))
+    set_model_state_dict(models[1], saved["model"])
+    set_optimizer_state_dict(models[1], optimizers[1], saved["optimizer"])
+    assert identical(models[1].state_dict(), models[0].state_dict())
+    for pair in zip(models, optimizers, strict=True):
+        train(*pair, range(2, 4), device)
+    assert identical(models[1].state_dict(), models[0].state_dict())
 
 
 @pytest.mark.parametrize("through", ["files", "dict", "load_state_dict"])

@@ -268,7 +268,7 @@ def test_noise_of_a_layer_without_gradient(device):
         layer.to(device)
         layers = ScaleInvariant(("weight",), ((layer, "weight"),), ((layer, "bias", 1),), (), {}, {})
         options = {"rescale_weights": layers, "stochastic_rounding": True, "backend": backend}
-        optimizer = fused_lwlr.SGD(layer.parameters(), lr=0.0, **options)
+        optimizer = fused_lwlr.SGD(layer.parameters(), lr=0.1, **options)
         exact = 1.0
         for step in range(50):
             norm = 1.002 + step * 1e-5

@@ -31,9 +31,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             is in the buffer either way. It is part of `state_dict()`; a state dict with another value is refused. It
             needs momentum and no dampening, and works with every option but `capturable` and scalings whose factor
             depends on lr or on the direction (LARC, LAMB).
-        rescale_weights: the result of `fused_lwlr.scale_invariant`. Every step divides the weights of these layers by
-            the largest of their norms, and rescales the tensors that depend on them. The function of the network does
-            not change, up to the eps of its normalizations. It costs a launch that reads the weights.
+        rescale_weights: the result of `fused_lwlr.scale_invariant`. Every step whose lr is not 0 divides the weights of
+            these layers by the largest of their norms, and rescales the tensors that depend on them. The function of
+            the network does not change, up to the eps of its normalizations. It costs a launch that reads the weights.
         options: `layers`, `scaling` and others that all optimizers share, see `fused_lwlr.optim.FusedOptimizer`.
 
     Raises:
