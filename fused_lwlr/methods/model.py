@@ -148,9 +148,11 @@ def _restored(model: nn.Module) -> Iterator[None]:
             if found:
                 raise ValueError(f"the parameter {name!r} {problem}")
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
+    # DDP writes new gradients to the memory of old ones that are views of its buckets
+    aliases = [grad for *_, grad in params if grad is not None and grad._is_view()]
     # outside of inference mode nothing can change an inference tensor
-    views = (unexpanded(buffer) for buffer in model.buffers() if not buffer.is_inference())
-    buffers = [(buffer, buffer.clone()) for buffer in views]
+    views = (unexpanded(tensor) for tensor in (*model.buffers(), *aliases) if not tensor.is_inference())
+    copied = [(tensor, tensor.clone()) for tensor in views]
     # forward passes can set buffers
     owned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
@@ -168,8 +170,8 @@ def _restored(model: nn.Module) -> Iterator[None]:
             for param, value, grad in params:
                 param.copy_(value)
                 param.grad = grad
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for tensor, value in copied:
+                tensor.copy_(value)
             for own, before in owned:
                 own.clear()
                 own.update(before)

@@ -11,9 +11,10 @@ from collectives import counted
 from steps import OPTIONS, OURS, identical
 from tolerances import same
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ClipByLayer
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ClipByLayer, calibrate, lwlr_init_
 
 pytestmark = pytest.mark.ranks(2)
 MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
@@ -166,3 +167,37 @@ def test_zero_redundancy_refuses_options_that_need_all_parameters(name):
     ours = ZeroRedundancyOptimizer(model.parameters(), OURS[name], **OPTIONS[name])
     with pytest.raises(ValueError, match="does not go with ZeroRedundancyOptimizer"):
         ours.optim.scaling = BalancedLR()
+
+
+@pytest.mark.parametrize("init", [True, False])
+@pytest.mark.parametrize("view", [True, False])
+def test_calibrate(view, init):
+    """As one process on the whole minibatches; processes have different generators. Gradients are put back."""
+    model, alone = network(torch.float64), network(torch.float64)
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=view)
+    for step in range(2):
+        backward(replica, mine(batch(step, torch.float64)))
+    before = deepcopy([p.grad for p in model.parameters()])
+    found = []
+    for net, seed, part in ((alone, 3, lambda data: data), (replica, 3 + dist.get_rank(), mine)):
+        torch.manual_seed(seed)
+        batches = [(part(batch(step, torch.float64)), part(torch.arange(8) % 3)) for step in range(3)]
+        found.append(list(calibrate(net, batches, cross_entropy, init=init).values()))
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+    assert same_on_all_ranks(found[1])
+    assert identical([p.grad for p in model.parameters()], before)
+
+
+def test_init_draws_the_same_weights():
+    """All processes draw the weights of the first one; parameters that DDP ignores are their own."""
+    alone, model = network(), network()
+    torch.manual_seed(3)
+    lwlr_init_(alone)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.weight"])
+    replica = DistributedDataParallel(model)
+    torch.manual_seed(3 + dist.get_rank())
+    lwlr_init_(replica)
+    ignored = model.state_dict().pop("2.weight")
+    assert not same_on_all_ranks(ignored)
+    for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert name == "2.weight" or torch.equal(p, q)

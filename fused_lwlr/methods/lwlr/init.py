@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.measure.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
 from fused_lwlr.shards import is_distributed, reshard
@@ -115,8 +116,8 @@ def lwlr_init_(
         model: the model to initialize, on any device; it may be sharded.
         kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
             cannot be recognised or should be treated differently.
-        generator: the generator of random numbers; PyTorch's global one when None. All processes of a sharded model
-            get the weights that the first one draws.
+        generator: the generator of random numbers; PyTorch's global one when None. All processes of a model that is
+            sharded or in `DistributedDataParallel` get the weights that the first one draws.
 
     Raises:
         ValueError: a parameter is not recognised, or an entry of `kinds` is wrong. The model does not change then.
@@ -146,6 +147,11 @@ def lwlr_init_(
             owner = owners[id(layer.param)]
             padding = owner.padding_idx if isinstance(owner, EMBEDDINGS) else None
             _draw(layer, fan_out(owner, layer.of(layer.param)) // parts, generator, padding)
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            for name, param in module.module.named_parameters():
+                if name not in module.parameters_to_ignore:
+                    torch.distributed.broadcast(param, group_src=0, group=module.process_group)
 
 
 def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding: int | None) -> None:
