@@ -9,6 +9,7 @@ import torch.distributed as dist
 from sharding import AVERAGED, LAYOUTS, full, gradients, mesh, parameters, placed, spread
 from steps import OURS, identical
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (
@@ -138,6 +139,21 @@ def test_init_draws_the_same_weights(layout, generator):
     for model, seed in ((whole, 3), (sharded, 3 + dist.get_rank())):
         torch.manual_seed(seed)
         lwlr_init_(model, generator=torch.Generator().manual_seed(seed) if generator else None)
+    for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(full(p.detach()), q.detach())
+
+
+def test_init_of_shards_of_shards():
+    """`fully_shard` over tensor parallelism, with sizes that neither divides."""
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6)).double()
+    sharded = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6)).double()
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shards", "parts"))
+    parallelize_module(sharded, both["parts"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(sharded, mesh=both["shards"])
+    for model, seed in ((whole, 3), (sharded, 3 + dist.get_rank())):
+        torch.manual_seed(seed)
+        lwlr_init_(model)
     for p, q in zip(sharded.parameters(), whole.parameters(), strict=True):
         assert torch.equal(full(p.detach()), q.detach())
 

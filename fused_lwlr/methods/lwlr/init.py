@@ -167,7 +167,11 @@ def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding
         from torch.distributed.tensor import distribute_tensor
 
         # processes may draw different numbers: all get the numbers of the first
-        param.copy_(distribute_tensor(whole, param.device_mesh, param.placements))
+        drawn, mesh = whole.contiguous(), param.device_mesh
+        for dim in range(mesh.ndim):
+            torch.distributed.broadcast(drawn, group_src=0, group=mesh.get_group(dim))
+        # without scatter, which refuses uneven shards of FSDP2 with tensor parallelism
+        param.copy_(distribute_tensor(drawn, mesh, param.placements, src_data_rank=None))
 
 
 def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
