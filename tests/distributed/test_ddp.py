@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ClipByLayer, calibrate, lwlr_init_
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ClipByLayer, calibrate, lwlr_init_, scale_invariant
 
 pytestmark = pytest.mark.ranks(2)
 MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
@@ -201,3 +201,21 @@ def test_init_draws_the_same_weights():
     assert not same_on_all_ranks(ignored)
     for (name, p), q in zip(model.named_parameters(), alone.parameters(), strict=True):
         assert name == "2.weight" or torch.equal(p, q)
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_scale_invariant(view):
+    """The same layers as without DDP, with other data on each process. Gradients are put back."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=view)
+    for step in range(2):
+        backward(replica, mine(batch(step, torch.float64)))
+    before = deepcopy([p.grad for p in model.parameters()])
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    data = mine(inputs), torch.arange(32) % 3
+    found = scale_invariant(replica, data, cross_entropy)
+    assert found.names == ("module.0.weight",)
+    assert set(found.reasons) == {"module.3.weight"}
+    assert found.weights == (model[0].weight,)
+    assert identical([p.grad for p in model.parameters()], before)

@@ -123,7 +123,10 @@ class Doubling:
             # not torch.autograd.grad, which checkpointed activations refuse
             loss.backward()
             grads: dict[Tensor, Tensor] = {}
-            grads.update((p, p.grad) for p in self._model.parameters() if examined(p) and p.grad is not None)
+            for p in self._model.parameters():
+                if examined(p) and p.grad is not None:
+                    # the next pass writes to the same memory if DDP has views of its buckets
+                    grads[p] = p.grad.clone() if p.grad._is_view() else p.grad
         return outputs, grads
 
     def _evaluate(self, weights: list[Layer], exponents: Exponents) -> list[Tensor]:
