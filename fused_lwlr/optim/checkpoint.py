@@ -81,6 +81,7 @@ def require_dict(value: Any, what: str) -> dict[Any, Any]:
 
 def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any) -> tuple[dict[str, Any], list[Any]]:
     """Returns a new param group, and the saved ids of its parameters."""
+    theirs = _without_other_names(number, theirs)
     _check_group(number, mine, theirs)
     order = _order_of(number, mine, theirs)
     # the options of the dict may hold tensors
@@ -104,11 +105,34 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
     return group, _ids_of(mine, theirs, order)
 
 
+def _without_other_names(number: int, theirs: Any) -> Any:
+    """Returns a saved group, without names and options of layers if they are of another set of parameters.
+
+    A flat dict of torch.distributed.checkpoint has the names of the group that a parameter was saved in, which differs
+    after a change of pipeline stages.
+    """
+    ids, names = (theirs.get(key) if isinstance(theirs, dict) else None for key in ("params", "param_names"))
+    if not (isinstance(ids, list) and isinstance(names, list) and len(ids) != len(names) and _are_names(ids)):
+        return theirs
+    if theirs.get("layers") is not None:
+        warnings.warn(
+            f"parameter group {number} was saved with {len(names)} parameters and is loaded with {len(ids)}: options "
+            "of layers stay as they are, so construct the optimizer with the same layers=",
+            stacklevel=6,
+        )
+    return {name: option for name, option in theirs.items() if name not in ("param_names", "layers")}
+
+
+def _are_names(ids: Sequence[Any]) -> bool:
+    """Returns whether torch.distributed.checkpoint made these ids of parameters."""
+    return bool(ids) and all(isinstance(i, str) for i in ids)
+
+
 def _ids_of(mine: dict[str, Any], theirs: dict[str, Any], order: Sequence[int]) -> list[Any]:
     """Returns the saved ids of the optimizer's parameters, from a saved group and the result of `_order_of`."""
     ids, names = theirs["params"], mine.get("param_names", ())
-    if all(isinstance(i, str) for i in ids):
-        # torch.distributed.checkpoint has names as ids, in the order of the optimizer that loads them
+    if _are_names(ids):
+        # they are in the order of the optimizer that loads them
         return list(names if sorted(ids) == sorted(names) else ids)
     return [ids[at] for at in order]
 

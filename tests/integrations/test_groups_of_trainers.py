@@ -1,5 +1,6 @@
 """The ways in which torchtitan, Megatron and DeepSpeed hold an optimizer and change its groups, without these."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -49,6 +50,39 @@ class Container(torch.optim.Optimizer):
     def load_state_dict(self, state_dict):
         for part, optimizer in zip(self.parts, self.optimizers, strict=True):
             set_optimizer_state_dict(part, optimizer, optim_state_dict=state_dict, options=FLAT)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("merge", [False, True])
+@every_name
+def test_other_stages(name, merge, named, device):
+    """State of two stages continues in one, and the other way round. Layers are those of the constructor."""
+    layers = {"*.weight": 0.5} if named else None
+    sides = []
+    for split in (merge, not merge):
+        blocks = nn.ModuleDict({**part(device, 0), **part(device, 1)})
+        stages = [nn.ModuleDict({key: blocks[key] for key in blocks if key[-1] == end}) for end in "01"]
+        parts = stages if split else [blocks]
+        optimizers = [
+            OURS[name](each.named_parameters() if named else each.parameters(), **OPTIONS[name], layers=layers)
+            for each in parts
+        ]
+        sides.append((blocks, parts, optimizers))
+    (source, parts, optimizers), (target, others, loaded) = sides
+    give_gradients(source.parameters(), 2)
+    saved = {}
+    for each, optimizer in zip(parts, optimizers, strict=True):
+        optimizer.step()
+        saved |= get_optimizer_state_dict(each, optimizer, options=FLAT)
+    target.load_state_dict(source.state_dict())
+    for each, optimizer in zip(others, loaded, strict=True):
+        with pytest.warns(UserWarning, match=r"was saved with \d+ parameters and is") if named else nullcontext():
+            set_optimizer_state_dict(each, optimizer, optim_state_dict=deepcopy(saved), options=FLAT)
+    for blocks, among in ((source, optimizers), (target, loaded)):
+        give_gradients(blocks.parameters(), 3)
+        for optimizer in among:
+            optimizer.step()
+    assert identical(target.state_dict(), source.state_dict())
 
 
 @every_name
