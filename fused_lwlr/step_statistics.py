@@ -105,7 +105,8 @@ class StepStatistics(Columns):
 
         NaN unless the scaling controls norms after the step: other steps do not compute it.
         """
-        return self._of_retraction("update_sq_sum").sqrt() / self.weight_norm
+        # rounding may take the square of no change below 0
+        return self._of_retraction("update_sq_sum").clamp(min=0).sqrt() / self.weight_norm
 
     @property
     def cosine(self) -> Tensor:

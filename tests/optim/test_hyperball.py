@@ -229,6 +229,15 @@ def test_statistics(name, scaling, backend, device):
 
 
 @every_backend
+@pytest.mark.parametrize("scaling", [Hyperball(), RadialBrake(0.0, 0.0)], ids=["Hyperball", "RadialBrake"])
+def test_a_weight_that_can_only_keep_its_value_has_an_update_ratio_of_zero(scaling, backend, device):
+    named = parameters([(1, 1)] * 50, torch.float32, device)
+    optimizer = ALL["adamw"](named, lr=0.01, scaling=scaling, backend=backend)
+    train((optimizer,), (named,), 1)
+    assert optimizer.layer_stats().update_ratio.tolist() == pytest.approx([0.0] * 50, abs=1e-3)
+
+
+@every_backend
 def test_the_cosine_is_that_of_the_gradient_of_plain_sgd(backend, device):
     named = parameters([(6, 35), (2, 3)], torch.float32, device)
     optimizer = ALL["sgd"](named, lr=0.05, scaling=Hyperball(), backend=backend)
