@@ -133,6 +133,10 @@ def test_minibatches_and_losses_of_metainit(batches, loss_fn, message):
     ("change", "message"),
     [
         (lambda model: model.bfloat16(), r"'0\.weight' is torch\.bfloat16, .* on model\.float\(\)"),
+        (
+            lambda _: nn.Sequential(nn.Linear(4, 3, dtype=torch.complex64)),
+            r"'0\.weight' is torch\.complex64: .* real parameters, such as torch\.",
+        ),
         (lambda model: model.requires_grad_(False), "no parameter that requires a gradient"),
     ],
 )

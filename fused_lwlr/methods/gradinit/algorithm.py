@@ -100,8 +100,8 @@ def gradinit_(
 
     Raises:
         ValueError: an argument is out of range; there are too few minibatches, or two cannot be joined; the loss is
-            not a scalar; the loss or a gradient is not finite; or the model is sharded, in half precision, or wrapped
-            in DistributedDataParallel.
+            not a scalar; the loss or a gradient is not finite; or the model is sharded, in half precision, complex, or
+            wrapped in DistributedDataParallel.
         RuntimeError: the constraint needs a second derivative that torch does not have. The message names the
             operation, such as `hardsigmoid`, which can be written as `relu6(x + 3) / 6`.
     """

@@ -91,6 +91,10 @@ def check_model(model: nn.Module, function: str) -> None:
     for name, param in model.named_parameters():
         if is_distributed(param):
             raise ValueError(f"{name!r} is a DTensor: call {function} before the model is sharded")
+        if param.requires_grad and param.is_complex():
+            raise ValueError(
+                f"{name!r} is {param.dtype}: {function} needs real parameters, such as torch.view_as_real of it"
+            )
         if param.requires_grad and param.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{name!r} is {param.dtype}, too coarse for gradients of gradients: call {function} on model.float(), "
