@@ -26,7 +26,7 @@ class LayerStatistics(Columns):
         names: the names of the layers.
         numel: the number of elements of each layer.
         values: float64 of shape [layers, 6]. The columns are Σ|g|, Σg², the number of non-finite elements of g,
-            Σw², max|g| and Σg·w.
+            Σw², max|g| and Σg·w. In all of them a complex number counts as two real ones.
     """
 
     names: tuple[str, ...]

@@ -111,6 +111,26 @@ def test_layers_without_a_measurable_gradient():
     }
 
 
+def test_a_complex_weight_has_the_rate_of_its_real_and_imaginary_parts():
+    class Spectral(nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = nn.Parameter(weight)
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x):
+            weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+            return self.head((x.to(weight.dtype) @ weight).abs())
+
+    rates = []
+    for view in (lambda weight: weight, torch.view_as_real):
+        torch.manual_seed(0)
+        model = Spectral(view(torch.randn(5, 3, dtype=torch.complex128)).clone()).double()
+        batches = [(torch.randn(8, 5, dtype=torch.float64), torch.arange(8) % 4) for _ in range(2)]
+        rates.append(fused_lwlr.calibrate(model, batches, cross_entropy, init=False))
+    assert dict(rates[0]) == pytest.approx(dict(rates[1]), rel=1e-12)
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_key_bias_under_softmax_stays_out(autocast):
     """Softmax ignores a shift of all keys: that bias has a gradient of rounding noise only."""

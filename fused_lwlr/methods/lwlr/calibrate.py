@@ -84,7 +84,9 @@ def calibrate(
     # rounding noise of half precision cannot be told from a gradient
     exact = all(layer.param.dtype in (torch.float32, torch.float64) for layer in layers)
     with as_it_was(model), torch.autocast(device.type, enabled=False) if exact else nullcontext():
-        numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64, device="cpu")
+        # optimizers step a complex number as two real ones
+        sizes = [layer.numel * (2 if layer.param.is_complex() else 1) for layer in layers]
+        numel = torch.tensor(sizes, dtype=torch.float64, device="cpu")
         # G and the non-finite elements of each layer, and how many minibatches gave it a gradient
         totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
         weight = 1 / numel.to(totals.device).clamp(min=1)
@@ -112,7 +114,7 @@ def calibrate(
     kinds = kinds_of(model)
     rates = LayerRates.from_gradients(
         [layer.name for layer in layers],
-        [layer.numel for layer in layers],
+        sizes,
         np.where(seen > 0, gradient, np.nan).tolist(),
         [kinds[split_name(layer.name)[0]] or "other" for layer in layers],
         taken,

@@ -26,7 +26,7 @@ class LayerRate:
     Attributes:
         name: the name of the parameter, or of a slice of it, such as `attn.qkv.weight[0:64]`.
         eta: the learning-rate multiplier η.
-        numel: the number of elements.
+        numel: the number of elements; a complex one counts as two.
         gradient: G, the mean of |gradient| over the elements, summed over minibatches.
         kind: "weight", "scale", "bias" or "other".
         note: why η was not measured, or empty.
