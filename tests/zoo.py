@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint
-from zoo_blocks import dense, pre_activation, qk_norm, resnet, small_branches, vit
+from zoo_blocks import dense, pre_activation, qk_norm, resnet, small_branches, small_branches_behind_weights, vit
 from zoo_parts import Net, conv, head, logits, of
 
 
@@ -234,9 +234,10 @@ def checkpointed():
 NETS = {
     f.__name__: f
     for f in (
-        resnet, pre_activation, vit, qk_norm, small_branches, dense, mlp, conv_bias, chain, frozen_in_chain, depthwise,
-        twice, twice_with_bias, one_consumer_normalizes, both_consumers_normalize, group_instance_layer, tied, dropout,
-        standardized, unknown_state, nested, checkpointed,
+        resnet, pre_activation, vit, qk_norm, small_branches, small_branches_behind_weights, dense, mlp, conv_bias,
+        chain, frozen_in_chain, depthwise, twice, twice_with_bias, one_consumer_normalizes,
+        both_consumers_normalize, group_instance_layer, tied, dropout, standardized, unknown_state,
+        nested, checkpointed,
     )
 }  # fmt: skip
 NETS["qk_rms_norm"] = lambda: qk_norm(nn.RMSNorm)

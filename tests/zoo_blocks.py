@@ -105,6 +105,21 @@ def small_branches():
     return model, [f"{name}.weight" for name in names], of(*(f"{name}.bias" for name in names)), {}
 
 
+def small_branches_behind_weights():
+    """As in ConvNeXt, whose convolutions between stages are added to branches without a normalization."""
+    model = Net(
+        lambda m, x: logits(m, m.norm(m.second(m.between(m.norm(m.first(m.stem(x))))))),
+        stem=conv(3, 6, bias=True),
+        first=Scaled(6),
+        norm=nn.GroupNorm(1, 6),
+        between=conv(6, 6, bias=True),
+        second=Scaled(6),
+        head=head(),
+    )
+    names = ["first.depth", "second.depth"]
+    return model, [f"{name}.weight" for name in names], of(*(f"{name}.bias" for name in names)), {}
+
+
 def dense():
     """DenseNet: norms over concatenated features receive only part of their input from a layer.
 

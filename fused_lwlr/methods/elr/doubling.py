@@ -89,6 +89,10 @@ class Doubling:
         )
         if not _same([2 * grad for grad in halved], base, _GRADIENTS):
             return Trial("its gradient does not halve when it is doubled", self._found)
+        # outputs may hide it, as in front of a residual branch that starts at a millionth
+        others = self._grads.keys() & grads.keys() - {layer.param for layer in weights}
+        if any(_power(grads[param], self._grads[param], _GRADIENTS) for param in others):
+            return Trial("gradients of other weights change with its scale", self._found)
         return Trial("", self._found)
 
     def together(self, weights: list[Layer], bias: Layer | None = None) -> Trial:
@@ -189,18 +193,18 @@ class Doubling:
             setattr(module, name, value if eps is None else min(value, eps))
 
 
-def _power(scaled: Tensor, base: Tensor) -> int | None:
+def _power(scaled: Tensor, base: Tensor, tolerance: float = _OUTPUTS) -> int | None:
     """Returns the i with scaled = 2^i · base: 0 if both are zero, None if no i fits."""
     if scaled.shape != base.shape:
         return None
-    scaled, base = (tensor if tensor.dtype == torch.float64 else tensor.float() for tensor in (scaled, base))
+    scaled, base = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (scaled, base))
     large, small = scaled.norm().item(), base.norm().item()
     if large == small == 0:
         return 0
     if not (math.isfinite(large) and math.isfinite(small) and large and small):
         return None
     power = round(math.log2(large / small))
-    return power if (scaled - base * 2.0**power).norm().item() <= _OUTPUTS * large else None
+    return power if (scaled - base * 2.0**power).norm().item() <= tolerance * large else None
 
 
 def _same(new: list[Tensor], old: list[Tensor], tolerance: float) -> bool:

@@ -35,7 +35,8 @@ def scale_invariant(
 
     1. A scale-invariant weight is perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates,
        Eq. 2). This must hold up to `tolerance` in both halves of the minibatch.
-    2. Each of these weights is doubled by itself. The outputs must stay the same, and its gradient must halve.
+    2. Each of these weights is doubled by itself. The outputs must stay the same, its gradient must halve, and no
+       gradient of another weight may change by a power of two.
     3. All of these weights are doubled together. This shows the power of two by which biases and running statistics
        change. A weight is rejected if one of them changes by no power of two, or if the outputs in evaluation mode
        change when everything is rescaled.
