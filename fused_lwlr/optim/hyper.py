@@ -23,6 +23,7 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
     merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
     factor, per_lr = layer.decay_factors(group)
     if options.lr_in_momentum:
+        # the buffer has lr · g, so the step has the rate 1
         lr, per_lr, merged["gradient_gain"] = 1.0, per_lr * lr, lr
     ema = group[EMA]
     numbers = options.rule.numbers(merged)

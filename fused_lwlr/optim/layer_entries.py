@@ -47,9 +47,10 @@ def resolve(given: Any, groups: Groups) -> list[list[Slices]]:
         if stop is None and key not in ranges and key.endswith("]") and ":" in key.rpartition("[")[2]:
             raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
         for name in find(pattern, ranges, "layers=", "parameter of this optimizer"):
-            found = ranges[name]
-            for cut in found.copy() if stop is None else [(start, stop)]:
-                found[cut] = found.get(cut, found[None]).updated(options)
+            own = ranges[name]
+            # options of the whole parameter update the ranges of earlier keys, too
+            for range_ in list(own) if stop is None else [(start, stop)]:
+                own[range_] = own.get(range_, own[None]).updated(options)
     slices = {name: sorted(Slice(*cut, part) for cut, part in found.items() if cut) for name, found in ranges.items()}
     return [
         [

@@ -161,8 +161,8 @@ def _add_rescaled(
         ]
 
 
-def fits_any_gradients(members: Sequence[Member]) -> bool:
-    """Returns True if no elements of the members share memory, so that any set of gradients is allowed.
+def check_memory(members: Sequence[Member]) -> bool:
+    """Checks the memory that the next step writes to. Returns whether the result holds for any set of gradients.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.

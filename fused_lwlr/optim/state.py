@@ -96,7 +96,7 @@ class StateSpec:
     def is_complete(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the parameter has all of its state, and took its first step."""
         counts = self.counts_on_device or self.options.rule.counts_steps
-        if self._was_skipped(state) or (counts and "step" not in state):
+        if self._first_was_skipped(state) or (counts and "step" not in state):
             return False
         return not any(self.mismatch(name, state.get(name)) for name in self.entry_names)
 
@@ -116,32 +116,32 @@ class StateSpec:
                 raise ValueError(f"{name!r} in the state of {self.label} {problem}: {REPAIR}")
             else:
                 entries[name] = state[name]
-        step = self._taken(state)
+        step = self._stored_count(state)
         if not self.counts_on_device:
-            return entries, self._count(step) if self.options.rule.counts_steps else min(self._count(step), 1.0)
+            return entries, self._as_number(step) if self.options.rule.counts_steps else min(self._as_number(step), 1.0)
         if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
             # the host does not wait for a count on a device
-            self._count(step)
+            self._as_number(step)
         count = torch.as_tensor(step, dtype=torch.float32, device=self.param.device)
         # a count has no dimension, which slices of the parameter would cut, and no lazy sign
         entries["step"] = count.resolve_neg().reshape(())
         return entries, 1.0
 
-    def _was_skipped(self, state: Mapping[str, Any]) -> bool:
+    def _first_was_skipped(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-        return not self.counts_on_device and "step" in state and not self._count(state["step"])
+        return not self.counts_on_device and "step" in state and not self._as_number(state["step"])
 
-    def _taken(self, state: Mapping[str, Any]) -> Any:
-        """Returns the step count as the state has it. It is 0 or 1 if the rule does not count steps."""
-        columns = self.options.rule.state_columns(self.group)
-        if self.options.rule.counts_steps:
-            return state.get("step", 0.0)
-        if columns and all(state.get(name) is None for name in columns):
-            # steps that were taken without momentum do not count
+    def _stored_count(self, state: Mapping[str, Any]) -> Any:
+        """Returns the step count in the state.
+
+        SGD and Lion need 0 before the first step and any other number after it. Steps without momentum do not count.
+        """
+        counts, columns = self.options.rule.counts_steps, self.options.rule.state_columns(self.group)
+        if not counts and columns and all(state.get(name) is None for name in columns):
             return 0.0
-        return state.get("step", float(bool(columns)))
+        return state.get("step", 0.0 if counts or not columns else 1.0)
 
-    def _count(self, step: Any) -> float:
+    def _as_number(self, step: Any) -> float:
         """Returns a step count as a number; 1 if the count has no value, as on the meta device."""
         try:
             return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)

@@ -20,7 +20,7 @@ from fused_lwlr.optim.gate import SkipReport, factors_and_gates, keep_norms
 from fused_lwlr.optim.hyper import hyper_of
 from fused_lwlr.optim.launch_plan import launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
-from fused_lwlr.optim.members import Member, fits_any_gradients, members_of
+from fused_lwlr.optim.members import Member, check_memory, members_of
 from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
@@ -58,7 +58,7 @@ class StepPlan:
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
         members, self._waiting, self._hyper_sources = members_of(options, groups, states, bucket, self._rescaled)
-        self._fits_any_gradients = fits_any_gradients(members)
+        self._fits_any_gradients = check_memory(members)
         capturable = any(group["capturable"] for group in groups)
         self.launch_plans = launch_plans_of(options, members, capturable=capturable)
         # in the order of the launch plans

@@ -144,14 +144,16 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         if i < known and value is before[i] and not may_be_edited:
             continue
         group, name = groups[i // len(EDITABLE)], EDITABLE[i % len(EDITABLE)]
-        is_read = isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)
-        would_wait = kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
-        if name in group and not (is_read or would_wait):
-            check_option(name, value, "a param group")
-            if name == "lr_in_momentum":
-                _check_shared(options, name, value)
-            if name in ("momentum", "dampening"):
-                check_momentum(options, group)
+        # a kernel reads it, or the host would wait for it
+        on_device = isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)
+        on_device |= kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
+        if on_device or name not in group:
+            continue
+        check_option(name, value, "a param group")
+        if name == "lr_in_momentum":
+            _check_shared(options, name, value)
+        elif name in ("momentum", "dampening"):
+            check_momentum(options, group)
     return now
 
 

@@ -13,9 +13,14 @@ def times(tensor: Tensor, factor: Factor) -> Tensor:
     return tensor * factor.to(tensor.dtype) if isinstance(factor, Tensor) else tensor
 
 
+def tensor_of(d: Tensor | Quotient) -> Tensor:
+    """Returns a direction as one tensor."""
+    return d if isinstance(d, Tensor) else d.numerator / d.correction / d.denominator
+
+
 def decayed_direction(decay: DecayMode, w: Tensor, d: Tensor | Quotient, weight_decay: float) -> Tensor:
     """Returns all that lr multiplies, decay included."""
-    d = d if isinstance(d, Tensor) else d.numerator / d.correction / d.denominator
+    d = tensor_of(d)
     if decay == "cautious":
         whole: Tensor = cautious(d, w, weight_decay)
         return whole
@@ -28,7 +33,8 @@ def apply_update(
     """Moves a weight by lr times a direction and its factor, with weight decay that is not coupled."""
     factor = factor.to(w.dtype) if isinstance(factor, Tensor) else factor
     if decay == "coupled":
-        return w.add_(times(decayed_direction(decay, w, d, weight_decay), factor), alpha=-lr)
+        # the gradient has the decay already
+        return w.add_(times(tensor_of(d), factor), alpha=-lr)
     if decay == "cautious":
         return w.sub_(decayed_direction(decay, w, d, weight_decay) * (lr * factor))
     if weight_decay != 0:

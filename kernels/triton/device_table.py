@@ -28,7 +28,7 @@ from fused_lwlr.kernels.triton.tile import (
 )
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
-ONLY_STEPPED = ("step", "ema")
+CLEARED_WITHOUT_GRADIENT = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
 VERSION = attrgetter("_version")
 SCALAR_COLUMNS = ("step", "radius")
@@ -81,11 +81,11 @@ class DeviceTable:
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
         self._columns, self._strides = table.columns, strides_of(table)
         self._tensor, self._number_in_tensor = table.tensor_of_row, table.number_in_tensor
-        self._first, self.numel = extents_of(table)
+        self._first_element, self.numel = extents_of(table)
         self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
         # saves a fiftieth of the host time of a step
-        self._one_to_one = not self._first.any() and np.array_equal(self._tensor, np.arange(len(params)))
+        self._row_is_param = not self._first_element.any() and np.array_equal(self._tensor, np.arange(len(params)))
         self._rescaled, self.rescales = table.power != 0, table.rescales
         scaled = np.array([row.scaled for row in table.rows])
         self._static_flags = (SCALED.value * scaled) | (table.power << SHIFT.value)
@@ -127,7 +127,7 @@ class DeviceTable:
             self._set_addresses(name, [address or 0 for address in addresses_of(table.columns[name])])
         # the addresses that a row has when it is stepped again
         self._addresses_when_stepped = {
-            name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
+            name: self._addresses[name].copy() for name in CLEARED_WITHOUT_GRADIENT if self.dtypes.get(name) is not None
         }
 
     def refresh(self, table: Table, hyper: HyperRows | None = None, workspace: Workspace | None = None) -> None:
@@ -161,14 +161,17 @@ class DeviceTable:
         for i, tensor in self._scratch[name].items():
             if found[i]:
                 found[i] = tensor.data_ptr()
-        if name == "radius" or not self._one_to_one:
+        if name == "radius" or not self._row_is_param:
             found = found[self._tensor]
-            offsets = 4 * self._number_in_tensor if name == "radius" else self._first * self.itemsizes[name]
+            offsets = 4 * self._number_in_tensor if name == "radius" else self._first_element * self.itemsizes[name]
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
     def _activate(self, table: Table) -> None:
-        """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows."""
+        """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows.
+
+        A row that is only rescaled has no step count, no average and no factor: their addresses and its flag are 0.
+        """
         has_grad, stepped = table.has_grad, table.stepped
         self.active = stepped | self._rescaled
         self._active_params = has_grad.copy()
