@@ -156,11 +156,12 @@ def queue_kernel(
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         row = tl.load(items + 2 * ticket)
-        item = tl.load(items + 2 * ticket + 1)
-        slot = item >> 1
+        code = tl.load(items + 2 * ticket + 1)
+        slot, is_norm = code >> 1, code % 2 == 0
         start = (slot - entry(integers, rows, row, FIRST_TILE)) * TILE
         at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, TILE)
         hyper, lr, sign, coefficients = read_row(integers, floats, rows, row, ON_DEVICE, WIDTH)
+        # for noise; a row without a step count is only rescaled, by 1 / Ŵ, which changes in every step
         steps = tl.full([], STEPS_OF_SHRINK, tl.float32) * shrink
         if STEP_DTYPE is not None:
             step_at = entry(integers, rows, row, STEP_COUNT)
@@ -168,7 +169,7 @@ def queue_kernel(
                 steps = tl.load(step_at.to(tl.pointer_type(STEP_DTYPE)))
                 coefficients = COEFFICIENTS(numbers_of(hyper, NUMBERS), steps)
         # a launch without norm items, or without update items, has no code for them
-        if (FORMULA is not None) and item % 2 == 0:
+        if (FORMULA is not None) and is_norm:
             # A direction loads all columns, so one block keeps enough loads in flight. Without a direction the factor
             # has the sign, too: compilers would drop a factor of 1, and `add_norms` needs a product.
             factor = unscale if DIRECTION else sign * unscale
