@@ -60,7 +60,7 @@ def pick(
     if not triton.supports(device, dtype):
         raise ValueError(
             f"backend={backend!r} cannot work on {dtype} tensors on {device.type}: Triton kernels take float32, "
-            "bfloat16 and float16, on GPUs and CPUs; pass backend='torch'"
+            "bfloat16 and float16, on GPUs and CPUs, with TRITON_INTERPRET=1 on CPUs only; pass backend='torch'"
         )
     if device.type == "cpu" and (problem := _problem_on_cpu()):
         raise RuntimeError(f"backend={backend!r} cannot run on this CPU: {problem}; or pass backend='torch'")

@@ -1,1 +1,1 @@
-"""The library beside others: optional packages, timm, and param groups that other libraries make."""
+"""Support for other libraries: optional packages, timm, TensorBoard, and param groups that they make."""

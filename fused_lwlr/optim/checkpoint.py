@@ -106,10 +106,9 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
 
 
 def _without_other_names(number: int, theirs: Any) -> Any:
-    """Returns a saved group, without names and options of layers if they are of another set of parameters.
+    """Returns a saved group. Names and options of layers are removed if they belong to other parameters.
 
-    A flat dict of torch.distributed.checkpoint has the names of the group that a parameter was saved in, which differs
-    after a change of pipeline stages.
+    This happens if pipeline stages change: a flat dict of torch.distributed.checkpoint has the names of the old group.
     """
     ids, names = (theirs.get(key) if isinstance(theirs, dict) else None for key in ("params", "param_names"))
     if not (isinstance(ids, list) and isinstance(names, list) and len(ids) != len(names) and _are_names(ids)):
