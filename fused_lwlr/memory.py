@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import addresses_of
-from fused_lwlr.shards import PLAIN
+from fused_lwlr.kernels.tensors import PLAIN, addresses_of
 
 
 def is_addressable(tensor: Tensor) -> bool:

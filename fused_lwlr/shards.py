@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.kernels import Row
-
-PLAIN = (nn.Parameter, Tensor)
-"""Types of tensors that are not distributed; the type is checked first, since this is fast."""
+from fused_lwlr.kernels.tensors import PLAIN
 
 
 def is_distributed(tensor: Tensor) -> bool:

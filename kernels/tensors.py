@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._dynamo.guards import TensorGuards
 from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first call
 
+PLAIN = (nn.Parameter, Tensor)
+"""Types of tensors that are no wrappers and not distributed; the type is checked first, since this is fast."""
 HALF = (torch.bfloat16, torch.float16)
 DOUBLE = (torch.float64, torch.complex128)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -63,15 +65,18 @@ def addresses_of(tensors: Iterable[Tensor | None]) -> list[int | None]:
     None stands for a sparse tensor, a wrapper subclass (`TwoTensor`, quantized weights), a `FakeTensor`, a meta tensor,
     or a tensor within a `torch.func` transform.
     """
-    with warnings.catch_warnings():
-        # a FakeTensor warns that it has no data pointer
-        warnings.simplefilter("ignore")
-        return [0 if tensor is None or tensor.numel() == 0 else _address(tensor) for tensor in tensors]
+    return [0 if tensor is None or tensor.numel() == 0 else _address(tensor) for tensor in tensors]
 
 
 def _address(tensor: Tensor) -> int | None:
     try:
-        address = tensor.data_ptr()
+        if type(tensor) in PLAIN:
+            address = tensor.data_ptr()
+        else:
+            # a FakeTensor warns. Not for plain tensors: after this block, Python shows old warnings of users again
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                address = tensor.data_ptr()
     except RuntimeError:
         return None
     # the data pointer of a tensor without memory is its offset

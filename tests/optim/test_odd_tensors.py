@@ -169,6 +169,22 @@ def test_state_is_not_made_of_freed_weights(name, backend, options):
     refuses(optimizer, "the storage of parameter 'p1' was freed", grads=[torch.ones_like(p) for p in params])
 
 
+@every_backend
+@pytest.mark.parametrize(("shape", "options"), [((0,), {}), ((3,), {"nonfinite": "raise"}), ((3,), {"ema": 0.9})])
+def test_steps_do_not_repeat_warnings_of_users(shape, options, backend):
+    """Python shows a warning again after any `warnings.catch_warnings()`."""
+    params = [nn.Parameter(torch.ones(size)) for size in ((2, 3), shape)]
+    optimizer = OURS["sgd"](params, lr=0.1, momentum=0.9, backend=backend, **options)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(4):
+            warnings.warn("of a user", stacklevel=1)
+            for param in params:
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+    assert [str(warning.message) for warning in shown] == ["of a user"]
+
+
 @pytest.fixture
 def _every_warning():
     """Not once in a process, as torch warns of addresses of fake tensors."""
