@@ -102,7 +102,7 @@ class Table:
 
         Args:
             grads: the gradient of each parameter, or None.
-            params: the parameters, which must have memory; None if they are as before.
+            params: the parameters, which must have memory; None if they have not changed.
 
         Returns:
             False, with nothing changed, if a parameter does not have the address and form that it had in the first call

@@ -1,1 +1,1 @@
-"""Statistics of the layers of any model, with or without an optimizer."""
+"""Statistics of the layers of any model, without an optimizer."""

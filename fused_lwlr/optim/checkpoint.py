@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from itertools import chain
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from fused_lwlr.shards import local
 
 KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts of the names of parameters that torch.distributed.checkpoint leaves out."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
 
@@ -81,7 +83,7 @@ def require_dict(value: Any, what: str) -> dict[Any, Any]:
 
 def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any) -> tuple[dict[str, Any], list[Any]]:
     """Returns a new param group, and the saved ids of its parameters."""
-    theirs = _without_other_names(number, theirs)
+    theirs = _without_other_names(number, mine, theirs)
     _check_group(number, mine, theirs)
     order = _order_of(number, mine, theirs)
     # the options of the dict may hold tensors
@@ -105,35 +107,46 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
     return group, _ids_of(mine, theirs, order)
 
 
-def _without_other_names(number: int, theirs: Any) -> Any:
+def _without_other_names(number: int, mine: dict[str, Any], theirs: Any) -> Any:
     """Returns a saved group. Names and options of layers are removed if they belong to other parameters.
 
-    This happens if pipeline stages change: a flat dict of torch.distributed.checkpoint has the names of the old group.
+    This happens if pipeline stages change: a dict of torch.distributed.checkpoint has the names of the whole old group.
     """
     ids, names = (theirs.get(key) if isinstance(theirs, dict) else None for key in ("params", "param_names"))
-    if not (isinstance(ids, list) and isinstance(names, list) and len(ids) != len(names) and _are_names(ids)):
+    if not (_are_names(ids) and _are_names(names)):
+        return theirs
+    own, loaded, saved = (sorted(map(_bare, each)) for each in (mine.get("param_names", ()), ids, names))
+    if len(ids) == len(names) and not (own == loaded != saved):
         return theirs
     if theirs.get("layers") is not None:
         warnings.warn(
-            f"parameter group {number} was saved with {len(names)} parameters and is loaded with {len(ids)}: options "
-            "of layers stay as they are, so construct the optimizer with the same layers=",
+            f"parameter group {number} was saved with other parameters than it is loaded with: options of layers stay "
+            "as they are, so construct the optimizer with the same layers=",
             stacklevel=6,
         )
     return {name: option for name, option in theirs.items() if name not in ("param_names", "layers")}
 
 
-def _are_names(ids: Sequence[Any]) -> bool:
-    """Returns whether torch.distributed.checkpoint made these ids of parameters."""
-    return bool(ids) and all(isinstance(i, str) for i in ids)
+def _are_names(ids: Any) -> TypeGuard[list[str]]:
+    """Returns whether this is a list of names, as the ids of parameters are that torch.distributed.checkpoint makes."""
+    return isinstance(ids, list) and bool(ids) and all(isinstance(i, str) for i in ids)
+
+
+def _bare(name: str) -> str:
+    """Returns the name of a parameter, without the wrappers that torch.distributed.checkpoint leaves out."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _ids_of(mine: dict[str, Any], theirs: dict[str, Any], order: Sequence[int]) -> list[Any]:
     """Returns the saved ids of the optimizer's parameters, from a saved group and the result of `_order_of`."""
-    ids, names = theirs["params"], mine.get("param_names", ())
-    if _are_names(ids):
-        # they are in the order of the optimizer that loads them
-        return list(names if sorted(ids) == sorted(names) else ids)
-    return [ids[at] for at in order]
+    ids = theirs["params"]
+    if not _are_names(ids):
+        return [ids[at] for at in order]
+    own, id_of = list(map(_bare, mine.get("param_names", ()))), {_bare(i): i for i in ids}
+    if len(id_of) == len(set(ids)) and sorted(own) == sorted(map(_bare, ids)):
+        return [id_of[name] for name in own]
+    # torch.distributed.checkpoint puts them in the order of the optimizer that loads them
+    return list(ids)
 
 
 def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list[int]:

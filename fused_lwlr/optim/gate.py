@@ -120,7 +120,7 @@ def factors_and_gates(
 
 
 def keep_norms(decisions: Sequence[Decision]) -> None:
-    """Sets Ŵ to 1, so that the next step divides no weight."""
+    """Sets Ŵ to 1, so that this step divides no weight."""
     for _, gate in decisions:
         if gate is not None and gate.totals is not None:
             gate.totals[WEIGHT_SQ_SUM] = 1.0

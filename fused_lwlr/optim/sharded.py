@@ -24,7 +24,7 @@ MEASURING = {
     target: FactorFormula(ignored, target, retraction=Retraction(fixed=False) if target == "direction" else None)
     for target in get_args(FactorTarget)
 }
-"""Target -> the formula of a step that only measures. With a retraction it returns Σd² and ⟨w, d⟩, too."""
+"""Target -> the formula of a step that only measures. With a retraction, the step also returns Σd² and ⟨w, d⟩."""
 
 
 def measure(

@@ -169,7 +169,7 @@ class StepPlan:
             self._known_state = state, tensors, list(map(POINTER, map(local, tensors)))
 
     def _state_of(self, states: Any) -> list[Any]:
-        """Returns whose state there is, as two parameters may exchange theirs, and then all entries."""
+        """Returns the keys of the state, because two parameters may exchange theirs, and then all entries."""
         read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
         return list(chain(() if self._is_bucket else states, *map(dict.values, read)))
 

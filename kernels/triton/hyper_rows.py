@@ -21,8 +21,8 @@ LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACT
 )
 OUTWARD, INWARD, HEADER = (tl.constexpr(i) for i in (10, 11, 12))
 """Offsets in a row. SIGN is −1 to maximize, EMA_WEIGHT is 1 − ema. The two addresses are int64, 0 for a number that is
-in the row; their lowest bit says float64. OUTWARD and INWARD are of a `Retraction`. HEADER is the first of the rule's
-own numbers."""
+in the row; their lowest bit says float64. OUTWARD and INWARD are of a `Retraction`, 0 without one. HEADER is the
+first of the rule's own numbers."""
 
 
 class HyperRows(NamedTuple):

@@ -151,7 +151,9 @@ def lwlr_init_(
         if isinstance(module, DistributedDataParallel):
             for name, param in module.module.named_parameters():
                 if name not in module.parameters_to_ignore:
-                    torch.distributed.broadcast(param, group_src=0, group=module.process_group)
+                    drawn = param.contiguous()
+                    torch.distributed.broadcast(drawn, group_src=0, group=module.process_group)
+                    param.copy_(drawn)
 
 
 def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding: int | None) -> None:
