@@ -18,7 +18,7 @@ POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 """Functions that `map` calls without Python code in between."""
 SMALL = 1 << 42
-"""A data pointer below this may be the offset of a tensor without memory."""
+"""A data pointer below this may be the offset of a tensor without memory, or on the heap of some builds of Python."""
 
 
 class Row(NamedTuple):
@@ -124,7 +124,10 @@ class Table:
         if not same_forms and not all(map(self._fits, present, compress(self.columns["param"], has_grad))):
             return False
         addresses: list[Any] = list(map(POINTER, present)) if same_forms else []
-        if not same_forms or min(addresses, default=SMALL) < SMALL:
+        # the data pointer of a tensor without memory is its offset
+        lowest = min(addresses, default=SMALL)
+        may_be_offsets = present if lowest < SMALL else ()
+        if not same_forms or lowest == 0 or any(map(Tensor.storage_offset, may_be_offsets)):
             addresses = addresses_of(present)
             if None in addresses:
                 return False
