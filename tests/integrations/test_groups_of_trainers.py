@@ -56,7 +56,7 @@ class Container(torch.optim.Optimizer):
 @pytest.mark.parametrize("merge", [False, True])
 @every_name
 def test_other_stages(name, merge, named, device):
-    """State of two stages continues in one, and the other way round. Layers are those of the constructor."""
+    """State of two stages continues in one, and the other way round. The constructor sets the options of layers."""
     layers = {"*.weight": 0.5} if named else None
     sides = []
     for split in (merge, not merge):
