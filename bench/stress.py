@@ -46,7 +46,7 @@ class TwoLaunches:
         columns |= {"param": params, "grad": [param.grad for param in self._named]}
         self.table = Table(columns, [Row(i, scaled=True) for i in range(len(params))])
         own = {"dampening": 0.0, "nesterov": False, **OPTIONS[rule]}
-        self._hyper = Hyper(LR, own["weight_decay"], numbers=self._rule.numbers(own))
+        self._hyper = Hyper(LR, own["weight_decay"], hyperparameters=self._rule.hyperparameters(own))
         self._scale: Any = scaling.factor_formula(self._rule)
         self._backend = pick("auto", params[0].device, params[0].dtype)
         self._taken = 0

@@ -93,7 +93,7 @@ def count(row: Row, device: torch.device) -> tuple[float, float, float, int]:
     """(memory, floor, again, launches) of a step after the first one, in bytes for each parameter.
 
     The floor: every column that the step needs is read once, and all but the gradient are written once; half-precision
-    parameters with exact weights only need to be written.
+    parameters with master weights only need to be written.
     """
     torch.manual_seed(0)
     named = parameters(SHAPES, DTYPES[row.dtype], device)

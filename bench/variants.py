@@ -58,7 +58,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         meta = {
             "DTYPES": columns, "UPDATE": step.compiled_update(rule, columns), "DECAY": rule.decay_mode,
             "ON_DEVICE": False,
-            "BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers, "NUMBERS": numbers,
+            "BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers, "RULE_WIDTH": numbers,
         }  # fmt: skip
         changes: dict[str, dict[str, Any]] = {"": {}}
         if name == "adamw" and dtype != tl.float32:

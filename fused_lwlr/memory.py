@@ -39,7 +39,7 @@ def is_freed(tensor: Tensor) -> bool:
 def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     """Returns the indices of two tensors that share an element, or None.
 
-    Both indices are the same if two elements of one tensor share memory. Tensors without an address share no element.
+    Both indices are the same if two elements of one tensor share memory. A tensor without an address shares none.
     """
     spans = []
     for i, (tensor, start) in enumerate(zip(tensors, addresses_of(tensors), strict=True)):

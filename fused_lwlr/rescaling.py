@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class RescaledTensor(NamedTuple):
-    """A tensor, the power of Ŵ that divides it, and whether its norm counts for Ŵ."""
+    """A tensor that is divided by Ŵᵖ: the tensor, p, and whether its norm counts for Ŵ."""
 
     tensor: Tensor
-    power: int
+    exponent: int
     counts_for_max_norm: bool
 
 

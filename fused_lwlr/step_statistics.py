@@ -65,7 +65,7 @@ class StepStatistics(Columns):
         constrained: for each layer, whether the scaling acts on it.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
             a scaling that controls norms after the step (`Hyperball`, `ELR(retract="sphere")`, `RadialBrake`)
-            [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² uses the exact weights if the factor acts on the direction.
+            [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² uses the master weights if the factor acts on the direction.
     """
 
     names: tuple[str, ...]

@@ -77,9 +77,9 @@ GRAIN = 1 << 16
 
 LEAST_RESIDENT = {"step": (10, 8, 6), "queue": (8, 8, 6), "statistics": (6,)}
 """Programs with blocks of 1,024 elements that must fit on a multiprocessor at once: by kernel, and by the number of
-state columns of the rule (the last also for more). The limit for the registers of a thread follows from it. Programs of
-the queue wait for tickets, tables and other programs as well as for data. On an H200 more of them are faster, although
-their scalars are spilled then."""
+state columns of the rule. The last number is also for more columns. The limit for the registers of a thread follows
+from it. Programs of the queue wait for tickets, tables and other programs as well as for data. On an H200 more of them
+are faster, although their scalars are spilled then."""
 
 
 def least_resident(kernel: str, states: int = 0) -> int:

@@ -23,13 +23,13 @@ INFINITE = math.inf
 STEP_STATISTICS = (*STATISTICS[:4], "factor")
 """Columns that a step with a `FactorFormula` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, s.
 
-For a factor of the direction, Σw² is computed from the exact weights."""
+For a factor of the direction, Σw² is computed from the master weights."""
 RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "direction_dot", "update_sq_sum")
 """Columns if the `FactorFormula` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = (
     "norm", "weight_norm", "lr", "weight_decay", "grad_norm", "direction_norm", "grad_abs_sum", "dot",
 )  # fmt: skip
-"""Statistics that a formula may take as arguments, in addition to its own numbers."""
+"""Statistics that a formula may take as arguments, in addition to its own constants."""
 OF_DIRECTION = ("direction_norm", "dot")
 """Statistics that a formula may take only if its target is the direction."""
 
@@ -71,7 +71,7 @@ def rho_of(
 
 
 def update_sq_sum(rho: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
-    """Returns ‖Δw‖² of that step."""
+    """Returns ‖Δw‖² of the step whose ρ this is. For the other arguments see `rho_of`."""
     grown, moved = rho - 1.0, rho * rate
     return grown * grown * weight_sq_sum - 2.0 * grown * moved * dot + moved * moved * direction_sq_sum
 
@@ -80,23 +80,24 @@ class FactorFormula(NamedTuple):
     """One factor for each row with `Row.scaled`, from statistics of this step; 1 for the other rows.
 
     Attributes:
-        function: (any of these, by name) -> factor, from operators and the names of `kernels.formula`.
+        function: computes the factor, by operators and the functions of `kernels.formula`. Its parameters are any of
+            these names:
             norm: the ℓ2 norm of `target`.
             weight_norm: ‖w‖ before the step. lr: with the row's multiplier. weight_decay: λ of the step.
             grad_norm, grad_abs_sum: ‖g‖ and Σ|g| of the clipped gradient.
             direction_norm, dot: ‖d‖ and ⟨w, d⟩ of the direction, if that is the target.
-            Every name in `numbers`.
+            Every name in `constants`.
         target: the quantity that the factor multiplies, and whose norm is `norm`. "gradient": the gradient, clipped,
             before any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without it.
             "direction": all that lr multiplies, decay included, by its own norm.
-        numbers: name -> number.
+        constants: name -> number.
         retraction: controls the norms of these rows, or None. With it the target is "direction", the formula takes R as
             its `weight_norm`, and the step returns `RETRACTION_STATISTICS`.
     """
 
     function: Callable[..., Tensor]
     target: FactorTarget
-    numbers: Mapping[str, float] = {}
+    constants: Mapping[str, float] = {}
     retraction: Retraction | None = None
 
     @property
@@ -105,7 +106,7 @@ class FactorFormula(NamedTuple):
         code = self.function.__code__
         return code.co_varnames[: code.co_argcount]
 
-    def finalize(
+    def fill_factors_(
         self,
         sums: Tensor,
         scaled: bool | Tensor,
@@ -114,7 +115,7 @@ class FactorFormula(NamedTuple):
         weight_decay: float | Tensor,
         radius: Tensor | None,
     ) -> Tensor | None:
-        """Computes the factor of each row from its sums, and stores it there, with ‖Δw‖² for a retraction.
+        """Fills the column of the factor in `sums`, and with a retraction the column of ‖Δw‖².
 
         Args:
             sums: float64 [..., columns], in the order of `RETRACTION_STATISTICS`. Only the first five columns are
@@ -137,7 +138,7 @@ class FactorFormula(NamedTuple):
             "norm": grad_norm, "weight_norm": weight_norm, "lr": lr, "weight_decay": weight_decay,
             "grad_norm": grad_norm, "grad_abs_sum": sums[..., ABS_SUM] * clip,
         }  # fmt: skip
-        available |= {name: grad_norm.new_full((), number) for name, number in self.numbers.items()}
+        available |= {name: grad_norm.new_full((), number) for name, number in self.constants.items()}
         if self.target == "direction":
             norm = sums[..., DIRECTION_SQ_SUM].sqrt()
             available |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DIRECTION_DOT]}
@@ -196,11 +197,11 @@ def shrink_of(weight_sq_sum: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """Decisions for all rows at once. Tensors are on the table's device, and are read there.
+    """The values that all rows of a step share. Tensors are on the table's device, and are read there.
 
     Attributes:
-        totals: sums over the rows of all tables, float64, in the order of the first four `STATISTICS`, with the
-            largest Σw² in place of the sum if weights are rescaled. None if no option needs them.
+        totals: the first four `STATISTICS`, summed over the rows of all tables, float64. If weights are rescaled, the
+            fourth is the largest Σw² instead. None if no option needs them.
         max_norm: for clipping, see `clip_of`.
         skip: whether one non-finite gradient element prevents all writes.
         grad_scale: float32 of one element, the loss scale: gradients are divided by it, in statistics and totals too.

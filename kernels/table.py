@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import addresses_of, form_check, real
+from fused_lwlr.kernels.tensors import addresses_of, real, tensor_guard
 
 STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot")
 """Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
@@ -18,32 +18,33 @@ POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 """Functions that `map` calls without Python code in between."""
 SMALL = 1 << 42
-"""A data pointer below this may be the offset of a tensor without memory, or on the heap of some builds of Python."""
+"""The data pointer of a tensor without memory is its offset. A pointer below this number may be one; on some builds of
+Python pointers to the heap are below it, too."""
 
 
 class Row(NamedTuple):
-    """Elements `start:stop` along the first dimension of tensor number `tensor`; the whole tensor without `stop`.
+    """Elements `start:stop` along the first dimension of a parameter of a table; the whole parameter without `stop`.
 
     Attributes:
+        param_index: the number of the parameter in the table.
         multiplier: the learning-rate multiplier η.
         scaled: whether a `FactorFormula` acts on this row.
-        power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of rows with
-            `counts_for_max_norm`; 0 for no division, and with a `Retraction`. The first state, which is the momentum,
-            is divided, too.
-        counts_for_max_norm: whether Ŵ is a maximum over this row, too. Only rows with a power of at least 1 may count.
-        hyper: the index of its hyper row when its parameter has a gradient.
+        exponent: p. At its end a step divides the weight and the first state, which is the momentum, by Ŵᵖ. Ŵ is the
+            largest ‖w‖ of rows with `counts_for_max_norm`. 0 for no division, and with a `Retraction`.
+        counts_for_max_norm: whether Ŵ is a maximum over this row, too. Only rows with an exponent above 0 may count.
+        hyper_index: the index of its hyper row when its parameter has a gradient.
         layer_index: its number among all rows of an optimizer, from which noise for stochastic rounding is drawn.
         label: its name in messages and statistics; "" for a row that is only rescaled.
     """
 
-    tensor: int
+    param_index: int
     start: int = 0
     stop: int | None = None
     multiplier: float = 1.0
     scaled: bool = False
-    power: int = 0
+    exponent: int = 0
     counts_for_max_norm: bool = False
-    hyper: int = 0
+    hyper_index: int = 0
     layer_index: int = 0
     label: str = ""
 
@@ -63,14 +64,15 @@ class Table:
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts; 1 if omitted.
         capturable: whether steps may be captured in a CUDA graph.
 
-    A row whose parameter has no gradient is not stepped: its step count and its average do not change. If its power is
-    not 0, it is still divided by Ŵᵖ, and its hyper row must have lr = 0. Only the gradients may move in memory.
+    A row whose parameter has no gradient is not stepped: its step count and its average do not change. If its exponent
+    is not 0, it is still divided by Ŵᵖ, and its hyper row must have lr = 0. Only the gradients may move in memory.
 
     Attributes:
         columns: name -> tensors.
         has_grad: for each parameter, whether it has a gradient in the next step, bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
-        changes: increases when another set of parameters has gradients, or when forms of gradients may have changed.
+        version: increases when gradients appear or disappear, or when their dtypes, shapes or strides may differ. New
+            addresses do not change it.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_index: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         device_tables: the device table of this table for each set of columns, which a backend keeps.
@@ -88,13 +90,13 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        self.hyper_index = np.array([row.hyper for row in self.rows], dtype=np.int64)
+        self.hyper_index = np.array([row.hyper_index for row in self.rows], dtype=np.int64)
         self.steps = np.ones(len(params), dtype=np.float32) if steps is None else steps
         self.capturable = capturable
         self.device_tables: dict[tuple[str, ...], Any] = {}
-        self.has_grad, self.changes = np.array([grad is not None for grad in grads], dtype=bool), 0
+        self.has_grad, self.version = np.array([grad is not None for grad in grads], dtype=bool), 0
         self.grad_addresses = np.array([address or 0 for address in addresses_of(grads)], dtype=np.int64)
-        self._have_same_forms: Callable[..., bool] = lambda *grads: False
+        self._guard: Callable[..., bool] = lambda *grads: False
         self._known_params: tuple[Callable[..., bool], list[int]] | None = None
 
     def accept_gradients(self, grads: Sequence[Any], params: Sequence[Tensor] | None = None) -> bool:
@@ -111,16 +113,16 @@ class Table:
         """
         if params is not None:
             if self._known_params is None:
-                self._known_params = form_check(params), list(map(POINTER, params))
+                self._known_params = tensor_guard(params), list(map(POINTER, params))
             have_same_forms, known = self._known_params
             if not have_same_forms(*params) or list(map(POINTER, params)) != known:
                 return False
         has_grad = bytes(map(EXISTS, grads))
-        # `complete` has one tensor for each parameter, for `form_check`
+        # the guard takes a tensor for each parameter, also where a gradient is absent
         present = complete = grads
         if 0 in has_grad:
             present, complete = list(compress(grads, has_grad)), self.gradients_or_placeholders(grads)
-        same_forms = self._have_same_forms(*complete)
+        same_forms = self._guard(*complete)
         if not same_forms and not all(map(self._fits, present, compress(self.columns["param"], has_grad))):
             return False
         addresses: list[Any] = list(map(POINTER, present)) if same_forms else []
@@ -132,9 +134,9 @@ class Table:
             if None in addresses:
                 return False
         if not same_forms:
-            self._have_same_forms = form_check(complete)
+            self._guard = tensor_guard(complete)
         if not (same_forms and has_grad == self.has_grad.tobytes()):
-            self.changes += 1
+            self.version += 1
         self.has_grad = np.frombuffer(has_grad, dtype=bool)
         self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
         self.grad_addresses[self.has_grad] = addresses
@@ -161,7 +163,7 @@ class Table:
     @cached_property
     def tensor_of_row(self) -> np.ndarray:
         """For each row, the index of its parameter, int64 [rows]."""
-        return np.array([row.tensor for row in self.rows], dtype=np.int64)
+        return np.array([row.param_index for row in self.rows], dtype=np.int64)
 
     @cached_property
     def number_in_tensor(self) -> np.ndarray:
@@ -171,14 +173,14 @@ class Table:
         return number
 
     @cached_property
-    def power(self) -> np.ndarray:
-        """For each row, its power of 1 / Ŵ, int64 [rows]."""
-        return np.array([row.power for row in self.rows], dtype=np.int64)
+    def exponent(self) -> np.ndarray:
+        """For each row, its exponent of Ŵ, int64 [rows]."""
+        return np.array([row.exponent for row in self.rows], dtype=np.int64)
 
     @cached_property
     def rescales(self) -> bool:
         """Whether any row is divided by a power of Ŵ."""
-        return bool(self.power.any())
+        return bool(self.exponent.any())
 
     def radii(self) -> Tensor:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""
@@ -197,7 +199,7 @@ class Table:
         """Yields each row with its view of each named column (complex tensors as pairs of reals)."""
         tensors = [self.column(name) for name in columns]
         for row in self.rows:
-            yield row, tuple(view_of(column[row.tensor], row) for column in tensors)
+            yield row, tuple(view_of(column[row.param_index], row) for column in tensors)
 
     def column(self, name: str) -> Sequence[Any]:
         """Returns the tensors of a column, None for each if there is no such column."""

@@ -46,7 +46,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([first, *(each.to(first.device, non_blocking=True) for each in others)]) if others else first
 
 
-def upload(target: Tensor, host: Tensor) -> Tensor:
+def copy_async_(target: Tensor, host: Tensor) -> Tensor:
     """Copies a tensor of the host to a tensor on a device, perhaps after this returns."""
     if target.is_cuda:
         # a new block each time: the caching host allocator keeps it until the copy from it is done
@@ -54,9 +54,9 @@ def upload(target: Tensor, host: Tensor) -> Tensor:
     return target.copy_(host, non_blocking=True)
 
 
-def uploaded(host: Tensor, device: torch.device) -> Tensor:
+def to_device(host: Tensor, device: torch.device) -> Tensor:
     """Returns a copy on a device, without waiting for it as `to` and `torch.tensor(..., device=)` do on a GPU."""
-    return upload(torch.empty_like(host, device=device), host)
+    return copy_async_(torch.empty_like(host, device=device), host)
 
 
 def addresses_of(tensors: Iterable[Tensor | None]) -> list[int | None]:
@@ -83,7 +83,7 @@ def _address(tensor: Tensor) -> int | None:
     return address if address != tensor.storage_offset() * tensor.element_size() else None
 
 
-def form_check(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """Returns a function that takes the same number of tensors. It returns True if all of them have the forms of these.
 
     A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. The function keeps no tensor. It may

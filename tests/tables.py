@@ -28,16 +28,16 @@ def sgd_hyper(
 ) -> Hyper:
     """A hyper row of SGD."""
     own = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov, "gradient_gain": gain}
-    return Hyper(lr, weight_decay, *more, numbers=SGD.numbers(own), **other)
+    return Hyper(lr, weight_decay, *more, hyperparameters=SGD.hyperparameters(own), **other)
 
 
 def adamw_hyper(betas=(0.9, 0.999), weight_decay=0.1, **other: Any) -> Hyper:
     """A hyper row of AdamW."""
-    return Hyper(0.01, weight_decay, numbers=ADAMW_RULE.numbers({"betas": betas, "eps": 1e-8}), **other)
+    return Hyper(0.01, weight_decay, hyperparameters=ADAMW_RULE.hyperparameters({"betas": betas, "eps": 1e-8}), **other)
 
 
 ADAMW = adamw_hyper()
-LION_HYPER = Hyper(lr=0.01, weight_decay=0.1, numbers=LION.numbers({"betas": (0.9, 0.99)}))
+LION_HYPER = Hyper(lr=0.01, weight_decay=0.1, hyperparameters=LION.hyperparameters({"betas": (0.9, 0.99)}))
 HYPER = {
     "sgd": [sgd_hyper(lr=0.1, momentum=0.9, weight_decay=0.1)],
     "adamw": [ADAMW],

@@ -15,8 +15,8 @@ EMA = "ema"
 """The option of a param group, and the entry of the state."""
 
 
-def exact_weight(param: Tensor, master_weight: Tensor | None) -> Tensor:
-    """Returns a copy of the weight. Elements whose exact weight still rounds to the parameter have the exact weight."""
+def with_master(param: Tensor, master_weight: Tensor | None) -> Tensor:
+    """Returns a copy of a parameter in the dtype of averages: the master weight where it rounds to the parameter."""
     weight = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:
         return weight

@@ -65,7 +65,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             `state["step"]`, and cost the same launch as clipping.
         ema: the decay of a moving average of the weights; None for no average. The launch of a step moves it by
             e ← e + (1 − ema) · (w − e), from the weight before the first step on. It is kept in `state["ema"]`, in
-            float32 for half precision too, and follows the exact weight with `master_weights`. It is an option of the
+            float32 for half precision too, and follows the master weight with `master_weights`. It is an option of the
             param group that may change in every step, for example for a warm-up: `group["ema"] = min(0.999, (1 + t) /
             (10 + t))` (a CUDA graph keeps its value). Setting it to None drops the average; a number after
             that starts again from the current weight. A parameter that is not stepped, because it has no gradient or
@@ -73,8 +73,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         cautious_decay: applies weight decay only to elements where it does not act against the step: where the
             signs of weight and direction do not differ (Cautious Weight Decay, arXiv 2510.12402). For AdamW and
             Lion.
-        master_weights: keeps the exact weights of half-precision parameters in float32, as `state["master_weight"]`,
-            and steps these. An element of the parameter that was changed from outside replaces its exact weight.
+        master_weights: keeps the master weights of half-precision parameters in float32, as `state["master_weight"]`,
+            and steps these. An element of the parameter that was changed from outside replaces its master weight.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that the mean is exact
             and small steps are not lost. The noise depends on `rounding_seed`, the number of the layer, the step
             count and the element: it is the same in every run and on every rank. Step counts are on the device.
@@ -98,7 +98,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _last_plans: tuple[StepPlan, ...] | None = None
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[StepPlan, ...] = ()
-    """The plans that CUDA graphs read and write, for the life of the optimizer."""
+    """The plans whose memory captured CUDA graphs use. They are kept as long as the optimizer."""
     _handle: Any = Handle()
     """The handle of `step_in_backward` or `offload_to_cpu`, or one that does nothing."""
     _skip_report: SkipReport | None = None
@@ -133,7 +133,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if given.get("fused") and flags["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         more |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
-        self.options = StepOptions(**more, is_part=is_made_by_zero_redundancy_optimizer(), **self._class_options)
+        self.options = StepOptions(
+            **more, is_zero_partition=is_made_by_zero_redundancy_optimizer(), **self._class_options
+        )
         yield {**flags, "fused": None}
         # layers= and select= name parameters, which exist from here on
         groups, layers = self.param_groups, given.get("layers")
@@ -261,7 +263,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         # is_initialized() first: the other call would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
         if self._skip_report is not None and not capturing:
-            self._report()
+            self._raise_if_skipped()
         loss = None
         if closure is not None:
             if self.options.in_backward:
@@ -288,7 +290,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         else:
             self._last_plans = (self.step_bucket(0, None, loss_scale, capturing=capturing),)
         if self._skip_report is not None and self._skip_report.arrived is None:
-            self._report()
+            self._raise_if_skipped()
         return loss
 
     def use_handle(self, handle: Any) -> None:
@@ -370,7 +372,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         return last_statistics(self.options, self._last_plans)
 
-    def _report(self) -> None:
+    def _raise_if_skipped(self) -> None:
         """Raises FloatingPointError if the last step was skipped because of a gradient, and that was not reported."""
         report, self._skip_report = self._skip_report, None
         if report is not None:
@@ -422,7 +424,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: there is state of a parameter that no param group has.
             FloatingPointError: as `step`.
         """
-        self._report()
+        self._raise_if_skipped()
         check_owners(self.param_groups, self.state)
         found: dict[str, Any] = super().state_dict()
         # a hook may return anything, also the param groups themselves

@@ -254,7 +254,7 @@ def _read_param_state(spec: StateSpec, saved: Any) -> dict[Any, Any]:
 def _read_entry(spec: StateSpec, name: Any, value: Any) -> Any:
     param, options = spec.param, spec.options
     if name == "step":
-        # without values there is no count, see `StateSpec.entries`
+        # without values there is no count, see `StateSpec.state_for_step`
         unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
         count = 1.0 if unknown else steps_of(value)
         return torch.tensor(count, dtype=torch.float32, device=param.device if spec.counts_on_device else "cpu")

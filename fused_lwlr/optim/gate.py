@@ -14,7 +14,7 @@ from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.sharded import factors_of, measure
+from fused_lwlr.optim.sharded import factors_of, sums_over_processes
 from fused_lwlr.shards import ShardReducer
 
 
@@ -25,7 +25,7 @@ class SkipReport:
     Attributes:
         skipped: float64 of no dimension, not 0 if the step was skipped because of a gradient.
         arrived: recorded when `skipped` is on the host; None if it is there already.
-        labels, counts: the label of each row of all plans, and its number of non-finite elements.
+        labels, counts: the label of each row of all launches, and its number of non-finite elements.
     """
 
     skipped: Tensor
@@ -57,8 +57,8 @@ Decision = tuple[FactorFormula | Factors | None, Gate | None]
 """The factors of a launch plan or the formula for them, and its gate; each may be None."""
 
 
-def loss_scale_gates(plans: Sequence[LaunchPlan], loss_scale: Gate | None) -> list[Gate]:
-    """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
+def loss_scale_gates(launches: Sequence[LaunchPlan], loss_scale: Gate | None) -> list[Gate]:
+    """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each launch."""
     scaler = loss_scale or Gate()
     if isinstance(scaler.found_inf, int):
         # the sum of no checks
@@ -67,20 +67,21 @@ def loss_scale_gates(plans: Sequence[LaunchPlan], loss_scale: Gate | None) -> li
             "every step()"
         )
 
-    def send(value: Tensor | None, plan: LaunchPlan) -> Tensor | None:
-        return None if value is None else value.to(plan.device, torch.float32, non_blocking=True)
+    def send(value: Tensor | None, device: torch.device) -> Tensor | None:
+        return None if value is None else value.to(device, torch.float32, non_blocking=True)
 
-    return [Gate(grad_scale=send(scaler.grad_scale, plan), found_inf=send(scaler.found_inf, plan)) for plan in plans]
+    devices = [launch.device for launch in launches]
+    return [Gate(grad_scale=send(scaler.grad_scale, at), found_inf=send(scaler.found_inf, at)) for at in devices]
 
 
 def factors_and_gates(
     options: StepOptions,
-    plans: Sequence[LaunchPlan],
+    launches: Sequence[LaunchPlan],
     hyper: Sequence[Hyper],
     loss_scale: Gate | None,
     reducer: ShardReducer | None,
 ) -> tuple[list[Decision], SkipReport | None]:
-    """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report.
+    """Decides for each launch, from one pass over all gradients or weights if needed. Also returns the report.
 
     With a `reducer`, which sums over the processes that share layers, this computes the factors too, by one all-reduce.
     A clipped direction takes two, since it depends on the norm of all gradients.
@@ -88,33 +89,33 @@ def factors_and_gates(
     formula = options.factor_formula
     if not options.totals_option and (reducer is None or formula is None):
         # None, because even an empty gate selects the queue kernel
-        gated = [None] * len(plans) if loss_scale is None else loss_scale_gates(plans, loss_scale)
+        gated = [None] * len(launches) if loss_scale is None else loss_scale_gates(launches, loss_scale)
         return [(formula, gate) for gate in gated], None
-    gates = loss_scale_gates(plans, loss_scale)
+    gates = loss_scale_gates(launches, loss_scale)
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
     target: FactorTarget = "gradient" if formula is None else formula.target
     # the clipped direction depends on the norm of all gradients, which comes first
     first: FactorTarget = "gradient" if target == "direction" and clips else target
     if reducer is None:
         sums = [
-            plan.backend.statistics(
-                plan.table, grad=options.skips or clips, weight=rescales or options.balances,
+            launch.backend.statistics(
+                launch.table, grad=options.skips or clips, weight=rescales or options.balances,
                 grad_scale=gate.grad_scale,
             )
-            for plan, gate in zip(plans, gates, strict=True)
+            for launch, gate in zip(launches, gates, strict=True)
         ]  # fmt: skip
     else:
-        sums = measure(options, plans, hyper, first, gates, reducer)
-    gates, report = step_gates(options, plans, gates, sums)
-    factors: Sequence[FactorFormula | Factors | None] = [formula] * len(plans)
+        sums = sums_over_processes(options, launches, hyper, first, gates, reducer)
+    gates, report = step_gates(options, launches, gates, sums)
+    factors: Sequence[FactorFormula | Factors | None] = [formula] * len(launches)
     if options.balances:
-        factors = balanced(options, plans, sums)
+        factors = balanced_factors(options, launches, sums)
     elif reducer is not None and formula is not None:
         if target != first:
-            sums = measure(options, plans, hyper, target, gates, reducer)
+            sums = sums_over_processes(options, launches, hyper, target, gates, reducer)
         factors = [
-            factors_of(options, plan, sums_of_plan, gate, hyper, formula)
-            for plan, sums_of_plan, gate in zip(plans, sums, gates, strict=True)
+            factors_of(options, launch, sums_of_launch, gate, hyper, formula)
+            for launch, sums_of_launch, gate in zip(launches, sums, gates, strict=True)
         ]
     return list(zip(factors, gates, strict=True)), report
 
@@ -126,24 +127,24 @@ def keep_norms(decisions: Sequence[Decision]) -> None:
             gate.totals[WEIGHT_SQ_SUM] = 1.0
 
 
-def balanced(options: StepOptions, plans: Sequence[LaunchPlan], sums: Sequence[Tensor]) -> list[Factors]:
-    """Returns the factors of `BalancedLR` for each plan, from the statistics of each plan."""
+def balanced_factors(options: StepOptions, launches: Sequence[LaunchPlan], sums: Sequence[Tensor]) -> list[Factors]:
+    """Returns the factors of `BalancedLR` for each launch, from its statistics."""
     # a norm of 0 does not count
     sq_sums = [
-        torch.where(plan.scaled & plan.stepped_on_device(), statistics[:, WEIGHT_SQ_SUM], 0.0)
-        for plan, statistics in zip(plans, sums, strict=True)
+        torch.where(launch.scaled & launch.stepped_on_device(), statistics[:, WEIGHT_SQ_SUM], 0.0)
+        for launch, statistics in zip(launches, sums, strict=True)
     ]
     scaling: Any = options.scaling
     factors = scaling.factors(joined(sq_sums).sqrt()).split(list(map(len, sums)))
-    return [Factors(values.to(plan.device), "direction") for values, plan in zip(factors, plans, strict=True)]
+    return [Factors(values.to(launch.device), "direction") for values, launch in zip(factors, launches, strict=True)]
 
 
 def step_gates(
-    options: StepOptions, plans: Sequence[LaunchPlan], gates: Sequence[Gate], sums: Sequence[Tensor]
+    options: StepOptions, launches: Sequence[LaunchPlan], gates: Sequence[Gate], sums: Sequence[Tensor]
 ) -> tuple[list[Gate], SkipReport | None]:
-    """Returns the gates of the next step, from the statistics of each plan, and the report on the step."""
+    """Returns the gates of the next step, from the statistics of each launch, and the report on the step."""
     rescales = options.rescale_weights is not False
-    totals = totals_of(sums, [plan.counts_for_max_norm for plan in plans] if rescales else None)
+    totals = totals_of(sums, [launch.counts_for_max_norm for launch in launches] if rescales else None)
     report = None
     # a meta or fake tensor has no value to report
     if options.nonfinite == "raise" and is_addressable(totals):
@@ -151,17 +152,17 @@ def step_gates(
         found_inf, skipped = gates[0].found_inf, totals[NONFINITE]
         if found_inf is not None:
             skipped = skipped * (found_inf == 0).reshape(())
-        labels = [row.label for plan in plans for row in plan.table.rows]
-        report = _report(skipped, labels, joined(sums)[:, NONFINITE])
+        labels = [row.label for launch in launches for row in launch.table.rows]
+        report = _new_report(skipped, labels, joined(sums)[:, NONFINITE])
     max_norm = math.inf if options.clip_global_norm is None else float(options.clip_global_norm)
     decided = [
-        replace(gate, totals=totals.to(plan.device, non_blocking=True), max_norm=max_norm, skip=options.skips)
-        for gate, plan in zip(gates, plans, strict=True)
+        replace(gate, totals=totals.to(launch.device, non_blocking=True), max_norm=max_norm, skip=options.skips)
+        for gate, launch in zip(gates, launches, strict=True)
     ]
     return decided, report
 
 
-def _report(skipped: Tensor, labels: list[str], counts: Tensor) -> SkipReport:
+def _new_report(skipped: Tensor, labels: list[str], counts: Tensor) -> SkipReport:
     """Returns a report that arrives on the host when the device has come to it."""
     if not skipped.is_cuda:
         return SkipReport(skipped, None, labels, counts)

@@ -16,7 +16,7 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 def hooked(step: Step) -> Step:
     """Does what `torch.optim.Optimizer.profile_hook_step` does, but costs nothing without hooks and a profiler.
 
-    torch wraps a `step` that a subclass defines. That wrapper runs the hooks, and then this one must not.
+    If a subclass defines `step`, torch wraps it and runs the hooks. This wrapper must not run them again.
     A compiled training loop breaks its graph here: tables of addresses must not be traced. If the step raises, the
     scale of a `GradScaler` is removed, so that later steps without one do not use it.
     """

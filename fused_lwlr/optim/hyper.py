@@ -26,12 +26,14 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
         # the buffer has lr · g, so the step has the rate 1
         lr, per_lr, merged["gradient_gain"] = 1.0, per_lr * lr, lr
     ema = group[EMA]
-    numbers = options.rule.numbers(merged)
-    row = Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
+    hyperparameters = options.rule.hyperparameters(merged)
+    row = Hyper(
+        lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, hyperparameters
+    )
     is_tensor = isinstance(lr, Tensor)
     # tensors may be on a GPU, where each operation of the product would be a launch
     decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.applied_decay
-    if max(map(abs, (0.0 if is_tensor else lr, decay, *numbers))) > largest:
+    if max(map(abs, (0.0 if is_tensor else lr, decay, *hyperparameters))) > largest:
         _refuse_too_large({**merged, "weight_decay": row.applied_decay}, largest)
     return row
 

@@ -203,7 +203,7 @@ def check_final(called: str, optimizer: FusedOptimizer) -> None:
 
 
 def hook_of(handle: StepInBackward) -> Callable[[Tensor], None]:
-    """Returns a hook of a parameter. It has no reference to the handle, since the garbage collector ignores hooks."""
+    """Returns a hook of a parameter, with a weak reference: the garbage collector does not see cycles with hooks."""
     reference = ref(handle)
 
     @untraced

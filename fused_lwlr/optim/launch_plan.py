@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Table
-from fused_lwlr.kernels.tensors import uploaded
+from fused_lwlr.kernels.tensors import to_device
 from fused_lwlr.memory import is_fake
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.members import Member
@@ -46,7 +46,7 @@ class LaunchPlan:
         columns = _columns(options, members)
         # the host counts steps, unless the device does
         self._counts = options.rule.counts_steps and "step" not in columns
-        rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
+        rows = [row._replace(param_index=i) for i, member in enumerate(members) for row in member.rows]
         steps = np.array([member.steps for member in members], dtype=np.float32)
         self.table = Table(columns, rows, steps=steps, capturable=capturable)
         if addressable:
@@ -55,7 +55,7 @@ class LaunchPlan:
         if self._counts:
             # the state shares memory with the array that a step increments
             for member, count in zip(members, torch.from_numpy(steps).unbind(), strict=True):
-                member.entries["step"] = count
+                member.state["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
         self.backend: ModuleType = ops.pick(
@@ -64,7 +64,7 @@ class LaunchPlan:
             elements=sum(param.numel() for param in columns["param"]),
         )  # fmt: skip
         self.statistics: Tensor | None = None
-        self._changes = -1
+        self._seen_version = -1
 
     def accept_gradients(self) -> bool:
         """Takes the gradients of the next step. Returns False if a parameter has moved, or a gradient does not fit."""
@@ -84,23 +84,23 @@ class LaunchPlan:
     @cached_property
     def scaled(self) -> Tensor:
         """For each row, whether the scaling acts on it: bool [rows], on the device."""
-        return uploaded(torch.tensor([row.scaled for row in self.table.rows], device="cpu"), self.device)
+        return to_device(torch.tensor([row.scaled for row in self.table.rows], device="cpu"), self.device)
 
     @cached_property
     def counts_for_max_norm(self) -> Tensor:
         """For each row, whether its norm counts for Ŵ: bool [rows], on the device."""
-        return uploaded(torch.tensor([row.counts_for_max_norm for row in self.table.rows], device="cpu"), self.device)
+        return to_device(torch.tensor([row.counts_for_max_norm for row in self.table.rows], device="cpu"), self.device)
 
     def stepped_on_device(self) -> Tensor:
         """Returns `table.stepped` on the device."""
         # kept, since nothing can be uploaded during a capture in a CUDA graph
-        if self.table.changes != self._changes:
-            self._changes = self.table.changes
-            self._stepped = uploaded(torch.from_numpy(self.table.stepped), self.device)
+        if self.table.version != self._seen_version:
+            self._seen_version = self.table.version
+            self._stepped = to_device(torch.from_numpy(self.table.stepped), self.device)
         return self._stepped
 
-    def count(self) -> None:
-        """Counts a step of the parameters that had a gradient; at most one for a rule that does not count steps."""
+    def count_step(self) -> None:
+        """Counts a step of the parameters that had a gradient. A rule that does not count needs only 0 or 1."""
         table, has_grad = self.table, self.table.has_grad
         table.steps[has_grad] = (table.steps[has_grad] + 1) if self._counts else 1
 
@@ -108,9 +108,9 @@ class LaunchPlan:
         """Stores the state of all members."""
         for member in self.members:
             # SGD without momentum has no entries, and makes no state
-            if not member.only_rescaled and member.entries:
-                states.setdefault(member.param, {}).update(member.entries)
-            if not member.only_rescaled and member.param in states and "step" not in member.entries:
+            if not member.only_rescaled and member.state:
+                states.setdefault(member.param, {}).update(member.state)
+            if not member.only_rescaled and member.param in states and "step" not in member.state:
                 # no later step would update the count
                 states[member.param].pop("step", None)
 
@@ -121,7 +121,7 @@ def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[
         "param": [local(member.param) for member in members], "grad": [local(member.grad) for member in members],
     }  # fmt: skip
     for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
-        column = [local(member.entries.get(name)) for member in members]
+        column = [local(member.state.get(name)) for member in members]
         if any(entry is not None for entry in column):
             columns[name] = column
     return columns
@@ -131,7 +131,7 @@ def launch_plans_of(options: StepOptions, members: Sequence[Member], *, capturab
     """Returns one launch plan for each kind of members."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
-        kinds.setdefault(member.kind(options), []).append(member)
+        kinds.setdefault(member.launch_key(options), []).append(member)
     return [
         LaunchPlan(options, alike, addressable=addressable, capturable=capturable)
         for (addressable, *_), alike in kinds.items()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fused_lwlr.kernels.tensors import joined, uploaded
+from fused_lwlr.kernels.tensors import joined, to_device
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.step_statistics import StepStatistics
@@ -38,5 +38,5 @@ def last_statistics(options: StepOptions, plans: Sequence[StepPlan] | None) -> S
     has_values = np.concatenate([each.table.stepped for each in launch_plans])
     order = sorted(np.flatnonzero(has_values).tolist(), key=lambda i: rows[i].layer_index)
     values = joined([each.statistics for each in launch_plans])  # type: ignore[misc]
-    index = uploaded(torch.tensor(order, device="cpu"), values.device)
+    index = to_device(torch.tensor(order, device="cpu"), values.device)
     return StepStatistics(tuple(rows[i].label for i in order), tuple(rows[i].scaled for i in order), values[index])

@@ -11,7 +11,7 @@ from fused_lwlr.kernels import Row
 from fused_lwlr.kernels.table import view_of
 from fused_lwlr.kernels.tensors import addresses_of, sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
-from fused_lwlr.optim.average import exact_weight
+from fused_lwlr.optim.average import with_master
 from fused_lwlr.optim.layer_options import Groups, LayerOptions
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import state_specs
@@ -27,16 +27,16 @@ class Member:
     Attributes:
         param: the tensor.
         label: its name in messages.
-        rows: its rows, as rows of the first tensor of a table.
-        entries: the entries of its state, without step counts of the host.
-        steps: the number of steps taken, see `StateSpec.entries`.
+        rows: its rows. `LaunchPlan` sets their `param_index`.
+        state: the entries of its state, without step counts of the host.
+        steps: the number of steps taken, see `StateSpec.state_for_step`.
         only_rescaled: whether it is never stepped, so that its state is not stored.
     """
 
     param: Tensor
     label: str
     rows: list[Row]
-    entries: dict[str, Tensor]
+    state: dict[str, Tensor]
     steps: float = 1.0
     only_rescaled: bool = False
 
@@ -48,16 +48,16 @@ class Member:
     @property
     def is_written(self) -> bool:
         """Whether the next step changes it."""
-        return self.grad is not None or any(row.power for row in self.rows)
+        return self.grad is not None or any(row.exponent for row in self.rows)
 
-    def kind(self, options: StepOptions) -> tuple[Any, ...]:
+    def launch_key(self, options: StepOptions) -> tuple[Any, ...]:
         """Returns what members of one launch plan share: whether kernels can reach them, device and dtypes."""
         param, grad = local(self.param), local(self.grad)
-        entries = {name: local(entry) for name, entry in self.entries.items()}
+        state = {name: local(entry) for name, entry in self.state.items()}
         names = (*options.rule.states, MASTER)
-        dtypes = [entries[name].dtype if name in entries else options.dtype_of(self.param, name) for name in names]
+        dtypes = [state[name].dtype if name in state else options.dtype_of(self.param, name) for name in names]
         # kernels do not count versions of inference tensors, which have none
-        addressable = all_addressable((param, grad, *entries.values())) and not param.is_inference()
+        addressable = all_addressable((param, grad, *state.values())) and not param.is_inference()
         # older versions of torch have no `grad_dtype`
         expected = getattr(self.param, "grad_dtype", None) if not self.only_rescaled else None
         grad_dtype = (expected or param.dtype) if grad is None else grad.dtype
@@ -71,15 +71,15 @@ def members_of(
     bucket: Sequence[Tensor] | None,
     rescaled: Sequence[RescaledTensor],
 ) -> tuple[list[Member], list[Tensor], list[tuple[int, LayerOptions]]]:
-    """Returns members, parameters that become members with their first gradient, and the sources of hyper rows.
+    """Returns members, parameters that become members with their first gradient, and the keys of hyper rows.
 
-    A source is the index of a group, and the options of a layer. Members are the parameters that have a gradient or all
-    of their state, and then other tensors that are rescaled.
+    A key is the index of a group, and the options of a layer. Members are the parameters that have a gradient or all of
+    their state, and then other tensors that are rescaled.
     """
     bucket_ids = None if bucket is None else set(map(id, bucket))
     members: list[Member] = []
     waiting: list[Tensor] = []
-    hyper_sources: dict[tuple[int, LayerOptions], int] = {}
+    hyper_keys: dict[tuple[int, LayerOptions], int] = {}
     count = 0
     for spec in state_specs(options, groups):
         param, state = spec.param, states.get(spec.param, {})
@@ -90,41 +90,41 @@ def members_of(
         if param.grad is None and not (is_ordinary(param) and spec.is_complete(state)):
             waiting.append(param)
             continue
-        member = Member(param, spec.label, [], *spec.entries(state))
+        member = Member(param, spec.label, [], *spec.state_for_step(state))
         members.append(member)
         for layer_index, layer in layers:
             variant = replace(layer.options, lr=None)
             if spec.on_sphere:
                 # weight decay does not act on a sphere
                 variant = replace(variant, weight_decay=0.0, corrected_decay=None)
-            source = hyper_sources.setdefault((spec.group_index, variant), len(hyper_sources))
+            key = hyper_keys.setdefault((spec.group_index, variant), len(hyper_keys))
             row = Row(
-                0, layer.start, layer.stop, layer.options.eta, spec.scaled, hyper=source, layer_index=layer_index,
+                0, layer.start, layer.stop, layer.options.eta, spec.scaled, hyper_index=key, layer_index=layer_index,
                 label=layer.label(spec.name),
             )  # fmt: skip
             member.rows.append(local_row(row, param))
     if options.on_spheres:
-        _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.entries])
+        _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.state])
     # parameters must not share a count. Separate counts are kept, because a captured graph writes to them
-    counted = [member for member in members if "step" in member.entries]
-    if len(set(addresses_of([member.entries["step"] for member in counted]))) < len(counted):
+    counted = [member for member in members if "step" in member.state]
+    if len(set(addresses_of([member.state["step"] for member in counted]))) < len(counted):
         for member in counted:
-            member.entries["step"] = member.entries["step"].clone()
+            member.state["step"] = member.state["step"].clone()
     _add_rescaled(options, states, rescaled, members, count)
-    return members, waiting, list(hyper_sources)
+    return members, waiting, list(hyper_keys)
 
 
 def _add_radii(members: Sequence[Member]) -> None:
     """Adds the radii of members that begin on their spheres, one for each row: the norms of the rows now.
 
-    Norms are norms of whole layers, and of exact weights.
+    Norms are norms of whole layers, and of master weights.
     """
     if not members:
         return
     held = [(member, row) for member in members for row in member.rows]
     device = local(members[0].param).device
     weights = (
-        view_of(exact_weight(local(member.param), local(member.entries.get(MASTER))), row) for member, row in held
+        view_of(with_master(local(member.param), local(member.state.get(MASTER))), row) for member, row in held
     )  # fmt: skip
     sums = torch.stack([w.square().sum(dtype=sum_dtype(w.device)).to(device) for w in weights])
     reducer = shard_reducer_of([(member.param, row) for member, row in held], device)
@@ -133,7 +133,7 @@ def _add_radii(members: Sequence[Member]) -> None:
     norms = sums.sqrt().float().split([len(member.rows) for member in members])
     for member, norm in zip(members, norms, strict=True):
         # in its own memory
-        member.entries[RADIUS] = norm.to(local(member.param).device, copy=True)
+        member.state[RADIUS] = norm.to(local(member.param).device, copy=True)
 
 
 def _add_rescaled(
@@ -146,9 +146,9 @@ def _add_rescaled(
         if member is None:
             # it keeps the state that it has, such as momentum, which is divided too
             state = states.get(each.tensor, {})
-            entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
+            kept = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
             row, label = Row(0, layer_index=layer_index), "a tensor that is only rescaled"
-            member = Member(each.tensor, label, [row], entries, only_rescaled=True)
+            member = Member(each.tensor, label, [row], kept, only_rescaled=True)
             member_of[id(each.tensor)] = member
             members.append(member)
         if each.counts_for_max_norm and len(member.rows) > 1:
@@ -157,12 +157,12 @@ def _add_rescaled(
                 "give its options for the whole weight"
             )
         member.rows = [
-            row._replace(power=each.power, counts_for_max_norm=each.counts_for_max_norm) for row in member.rows
+            row._replace(exponent=each.exponent, counts_for_max_norm=each.counts_for_max_norm) for row in member.rows
         ]
 
 
 def check_memory(members: Sequence[Member]) -> bool:
-    """Checks the memory that the next step writes to. Returns whether the result holds for any set of gradients.
+    """Checks the memory that the next step writes to. Returns whether the checks pass for any other set of gradients.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
@@ -172,7 +172,7 @@ def check_memory(members: Sequence[Member]) -> bool:
     writable = [
         (member, name, local(tensor))
         for member in unique.values()
-        for name, tensor in (("", member.param), *member.entries.items())
+        for name, tensor in (("", member.param), *member.state.items())
     ]
     tensors = [tensor for *_, tensor in writable]
     inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))

@@ -68,8 +68,9 @@ class StepOptions:
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
-        is_part: whether `ZeroRedundancyOptimizer` made it, for the part of the parameters that a process has.
-        device_counts: whether the device always counts steps, since only the device knows which steps were skipped.
+        is_zero_partition: whether `ZeroRedundancyOptimizer` made the optimizer, for the partition of one process.
+        device_counts: whether the device counts steps because a GradScaler may skip some. The first step with a
+            GradScaler sets it.
 
     Raises:
         ValueError: an option is invalid, or options exclude each other.
@@ -92,7 +93,7 @@ class StepOptions:
     lr_in_momentum: bool = False
     rescale_weights: ScaleInvariant | Literal[False] = False
     in_backward: bool = False
-    is_part: bool = False
+    is_zero_partition: bool = False
     device_counts: bool = False
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class StepOptions:
             ),
             (
                 self.master_weights and self.stochastic_rounding,
-                "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
+                "master_weights=True and stochastic_rounding=True exclude each other: with master weights there is "
                 "nothing to make up for; choose one",
             ),
             (
@@ -149,7 +150,7 @@ class StepOptions:
                 f"stepped: {'omit it' if self.clip_global_norm is None else 'use scaling=ClipByLayer(max_norm)'}",
             ),
             (
-                self.is_part and self.totals_option != "",
+                self.is_zero_partition and self.totals_option != "",
                 f"{self.totals_option} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
                 "weights of all processes, and each process has a part of them. Clip with "
                 "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard",
@@ -202,7 +203,7 @@ class StepOptions:
         )
 
     def has_master(self, param: Tensor) -> bool:
-        """Returns whether the state has the exact weight of a parameter."""
+        """Returns whether the state has the master weight of a parameter."""
         return self.master_weights and param.dtype in HALF
 
     def scales(self, group: dict[str, Any], at: int) -> bool:

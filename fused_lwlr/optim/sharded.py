@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS, FactorFormula, Factors, Gate, Hyper, Retraction
 from fused_lwlr.kernels.step_arguments import FACTOR, FactorTarget
-from fused_lwlr.kernels.tensors import joined, upload, uploaded
+from fused_lwlr.kernels.tensors import copy_async_, joined, to_device
 from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.shards import ShardReducer
@@ -27,39 +27,39 @@ MEASURING = {
 """Target -> the formula of a step that only measures. With a retraction, the step also returns Σd² and ⟨w, d⟩."""
 
 
-def measure(
+def sums_over_processes(
     options: StepOptions,
-    plans: Sequence[LaunchPlan],
+    launches: Sequence[LaunchPlan],
     hyper: Sequence[Hyper],
     target: FactorTarget,
     gates: Sequence[Gate],
     reducer: ShardReducer,
 ) -> list[Tensor]:
-    """Returns for each plan the statistics of every row for factors of this target, over all processes.
+    """Returns for each launch the statistics of every row for factors of this target, over all processes.
 
     A row has zeros if it has no gradient and does not count for the largest norm.
     """
     found = [
-        plan.backend.step(options.rule, plan.table, hyper, MEASURING[target], gate, write=False)
-        for plan, gate in zip(plans, gates, strict=True)
+        launch.backend.step(options.rule, launch.table, hyper, MEASURING[target], gate, write=False)
+        for launch, gate in zip(launches, gates, strict=True)
     ]
-    kept = joined([plan.stepped_on_device() | plan.counts_for_max_norm for plan in plans])
+    kept = joined([launch.stepped_on_device() | launch.counts_for_max_norm for launch in launches])
     sums = reducer.reduce(torch.where(kept[:, None], joined(found), 0.0))
-    return list(sums.split([len(plan.table.rows) for plan in plans]))
+    return list(sums.split([len(launch.table.rows) for launch in launches]))
 
 
 def factors_of(
-    options: StepOptions, plan: LaunchPlan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], formula: FactorFormula
+    options: StepOptions, launch: LaunchPlan, sums: Tensor, gate: Gate, hyper: Sequence[Hyper], formula: FactorFormula
 ) -> Factors:  # fmt: skip
-    """Returns the factors of a plan, and sets the statistics of its step, from its sums over all processes."""
-    sums = sums.to(plan.device)
-    of_row = uploaded(torch.from_numpy(plan.table.hyper_index), plan.device)
-    multipliers = torch.tensor([row.multiplier for row in plan.table.rows], dtype=sums.dtype, device="cpu")
-    lr = as_tensor([h.lr for h in hyper], sums)[of_row] * uploaded(multipliers, plan.device)
+    """Returns the factors of a launch, and sets the statistics of its step, from its sums over all processes."""
+    sums = sums.to(launch.device)
+    of_row = to_device(torch.from_numpy(launch.table.hyper_index), launch.device)
+    multipliers = torch.tensor([row.multiplier for row in launch.table.rows], dtype=sums.dtype, device="cpu")
+    lr = as_tensor([h.lr for h in hyper], sums)[of_row] * to_device(multipliers, launch.device)
     weight_decay = as_tensor([h.applied_decay for h in hyper], sums)[of_row]
-    radii = plan.table.radii().double() if options.on_spheres else None
-    rho = formula.finalize(sums, plan.scaled & plan.stepped_on_device(), gate.clip, lr, weight_decay, radii)
-    plan.statistics = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
+    radii = launch.table.radii().double() if options.on_spheres else None
+    rho = formula.fill_factors_(sums, launch.scaled & launch.stepped_on_device(), gate.clip, lr, weight_decay, radii)
+    launch.statistics = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
     return Factors(sums[:, FACTOR], formula.target, rho)
 
 
@@ -67,7 +67,7 @@ def as_tensor(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """Returns numbers, or tensors of one element, as one tensor."""
     there = [isinstance(value, Tensor) and value.device.type != "cpu" for value in values]
     host = [0.0 if on_device else float(value) for value, on_device in zip(values, there, strict=True)]
-    found = upload(like.new_empty(len(values)), torch.tensor(host, dtype=like.dtype, device="cpu"))
+    found = copy_async_(like.new_empty(len(values)), torch.tensor(host, dtype=like.dtype, device="cpu"))
     for i in compress(range(len(values)), there):
         found[i] = values[i]
     return found

@@ -1,4 +1,8 @@
-"""The state of a parameter: found or made before a step, and stored after it."""
+"""The state of a parameter: found or made before a step, and stored after it.
+
+Steps are counted in one of two ways, see `StepOptions.counts_on_device`: on the host, in `Table.steps`, or on the
+device, in the column "step" of the table.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
-from fused_lwlr.optim.average import EMA, average_dtype, exact_weight
+from fused_lwlr.optim.average import EMA, average_dtype, with_master
 from fused_lwlr.optim.layer_options import Groups, Slices, labels_of, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
@@ -81,7 +85,7 @@ class StateSpec:
     def mismatch(self, name: str, value: Any, *, copied: bool = False) -> str:
         """Returns why a value cannot be an entry of the state; "" if it can.
 
-        If it is `copied` before a step, its device and precision may differ.
+        A value that is `copied` into new state may have another device and precision.
         """
         if name == RADIUS:
             problem = _radius_mismatch(self.param, value, len(self.slices), copied=copied)
@@ -100,11 +104,11 @@ class StateSpec:
             return False
         return not any(self.mismatch(name, state.get(name)) for name in self.entry_names)
 
-    def entries(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
+    def state_for_step(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Returns the entries with which the parameter is stepped, and its step count on the host.
 
         The count is exact if the rule counts steps; for SGD and Lion it is 0 before the first step and 1 after it. If
-        the device counts, the entries have "step", and the second result is not used. The caller adds new radii.
+        the device counts, the entries have "step", and the returned number is not used. The caller adds new radii.
         Nothing is stored yet. An entry that does not fit is refused.
         """
         entries: dict[str, Tensor] = {}
@@ -191,7 +195,7 @@ def steps_of(value: Any) -> float:
 def _new_entry(options: StepOptions, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
     """Returns an entry that the state of a parameter lacks."""
     if name == EMA:
-        return exact_weight(param, state.get(MASTER) if options.has_master(param) else None)
+        return with_master(param, state.get(MASTER) if options.has_master(param) else None)
     if name == MASTER:
         return param.detach().float()
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)

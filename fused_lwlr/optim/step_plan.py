@@ -53,28 +53,28 @@ class StepPlan:
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
         self.options, self._is_bucket = options, bucket is not None
         invariant = options.rescale_weights
-        # kept, so that no other tensor gets one of the ids in the key
+        # kept: while these tensors live, no other tensor gets one of the ids in the key
         self._rescaled = [] if invariant is False else invariant.rescaled_tensors()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
-        members, self._waiting, self._hyper_sources = members_of(options, groups, states, bucket, self._rescaled)
+        members, self._waiting, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_memory(members)
         capturable = any(group["capturable"] for group in groups)
         self.launch_plans = launch_plans_of(options, members, capturable=capturable)
         # in the order of the launch plans
-        self._members = [member for plan in self.launch_plans for member in plan.members]
-        self._params = [param for plan in self.launch_plans for param in plan.params]
+        self._members = [member for launch in self.launch_plans for member in launch.members]
+        self._params = [param for launch in self.launch_plans for param in launch.params]
         self._largest_hyper = _largest_hyper(members)
-        self._distributed = any(plan.distributed for plan in self.launch_plans)
+        self._distributed = any(launch.distributed for launch in self.launch_plans)
         # sums over the processes that share layers
         self._reducer: ShardReducer | None = None
         if self._distributed:
-            held = [(plan.params[row.tensor], row) for plan in self.launch_plans for row in plan.table.rows]
+            held = [(launch.params[row.param_index], row) for launch in self.launch_plans for row in launch.table.rows]
             self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
         # set by `_remember_state`
         self._known_state: tuple[list[Any], list[Any], list[int]] | None = None
-        # `changes` of the tables in the last step, None before the first step
-        self._stepped_changes: list[int] | None = None
+        # versions of the tables in the last step, None before the first step
+        self._stepped_versions: list[int] | None = None
         self.repeats = False
         self._choose_launches()
 
@@ -86,9 +86,9 @@ class StepPlan:
             return False
         if any(param.grad is not None for param in self._waiting) or not self._has_known_state(states):
             return False
-        if not all(plan.accept_gradients() for plan in self.launch_plans):
+        if not all(launch.accept_gradients() for launch in self.launch_plans):
             return False
-        self.repeats = self._stepped_changes == [plan.table.changes for plan in self.launch_plans]
+        self.repeats = self._stepped_versions == [launch.table.version for launch in self.launch_plans]
         if not self.repeats:
             if not self._fits_any_gradients:
                 return False
@@ -101,53 +101,53 @@ class StepPlan:
         Returns:
             The report on a skipped step, if it may have to be raised.
         """
-        plans, options = self._launched, self.options
-        if not plans:
+        launches, options = self._launched, self.options
+        if not launches:
             return None
-        if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
+        if _len_torch_dispatch_stack() and any(launch.backend is not reference for launch in launches):
             check_modes()
-        hyper = [hyper_of(options, groups[index], layer, self._largest_hyper) for index, layer in self._hyper_sources]
+        hyper = [hyper_of(options, groups[index], layer, self._largest_hyper) for index, layer in self._hyper_keys]
         if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
-        decisions, report = factors_and_gates(options, plans, hyper, loss_scale, self._reducer)
+        decisions, report = factors_and_gates(options, launches, hyper, loss_scale, self._reducer)
         if self._rescaled and all(_is_zero(group["lr"]) for group in groups):
             # torch.distributed.checkpoint makes state by a step with lr=0, also after it has loaded the weights
             keep_norms(decisions)
         seed = options.rounding_seed if options.stochastic_rounding else None
         # all of them before the first is launched: a failure here leaves every parameter as it was
-        launches = [
-            plan.backend.prepare(options.rule, plan.table, hyper, factor, gate, rounding_seed=seed)
-            for plan, (factor, gate) in zip(plans, decisions, strict=True)
+        runs = [
+            launch.backend.prepare(options.rule, launch.table, hyper, factor, gate, rounding_seed=seed)
+            for launch, (factor, gate) in zip(launches, decisions, strict=True)
         ]
         with uninterrupted():
-            for plan, launch in zip(plans, launches, strict=True):
+            for launch, run in zip(launches, runs, strict=True):
                 # with `Factors`, `factors_of` has set the statistics
-                if (statistics := launch()) is not None:
-                    plan.statistics = statistics
+                if (statistics := run()) is not None:
+                    launch.statistics = statistics
                 # now: if the next launch fails, this plan is complete
-                plan.count()
-                if self._stepped_changes is None:
-                    plan.store(states)
+                launch.count_step()
+                if self._stepped_versions is None:
+                    launch.store(states)
             if self._distributed:
                 # kernels increment the versions of local parts only
                 written = [member.param for member in self._members if member.is_written]
                 increment_version(list(filter(is_distributed, written)))
-            if self._stepped_changes is None:
+            if self._stepped_versions is None:
                 # members without a launch have state too
-                for plan in self.launch_plans:
-                    plan.store(states)
+                for launch in self.launch_plans:
+                    launch.store(states)
                 drop_unused(options, groups, states)
                 # tensors that kernels cannot reach may change unnoticed: then each step needs a new plan
-                if all(plan.addressable for plan in self.launch_plans):
+                if all(launch.addressable for launch in self.launch_plans):
                     self._remember_state(states)
-            self._stepped_changes = [plan.table.changes for plan in self.launch_plans]
+            self._stepped_versions = [launch.table.version for launch in self.launch_plans]
         return report
 
     def release_gradients(self) -> None:
         """Drops the references to gradients."""
-        for plan in self.launch_plans:
-            plan.table.release_gradients()
+        for launch in self.launch_plans:
+            launch.table.release_gradients()
 
     def _has_known_state(self, states: Any) -> bool:
         """Returns whether the state has the tensors that `_remember_state` saw, at the same addresses."""
@@ -176,16 +176,16 @@ class StepPlan:
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
         if self._rescaled:
-            for plan in self.launch_plans:
+            for launch in self.launch_plans:
                 # a row without a gradient is only rescaled
-                rows = [row.hyper for row in plan.table.rows]
-                plan.table.hyper_index = np.where(plan.table.stepped, rows, len(self._hyper_sources))
+                rows = [row.hyper_index for row in launch.table.rows]
+                launch.table.hyper_index = np.where(launch.table.stepped, rows, len(self._hyper_keys))
         # without any gradient nothing is rescaled
-        nothing = not any(plan.has_gradients for plan in self.launch_plans)
+        nothing = not any(launch.has_gradients for launch in self.launch_plans)
         self._launched = [
-            plan
-            for plan in ([] if nothing else self.launch_plans)
-            if plan.has_gradients or plan.table.rescales or self._reducer is not None
+            launch
+            for launch in ([] if nothing else self.launch_plans)
+            if launch.has_gradients or launch.table.rescales or self._reducer is not None
         ]
 
 
@@ -208,7 +208,7 @@ def _largest_hyper(members: Sequence[Member]) -> float:
 
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
-    """Returns everything that a plan depends on except the step options, tensors and state."""
+    """Returns values to compare: ids of parameters, their names, and the options of groups that a plan depends on."""
     invariant = options.rescale_weights
     return (
         is_inference_mode_enabled(),

@@ -44,7 +44,7 @@ def _placement(tensor: Any) -> str:
 def mismatch(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
     """Returns why a gradient or an entry of the state does not fit its parameter; "" if it does.
 
-    If it is `copied` before a step, its device and precision may differ.
+    A tensor that is `copied` into new state may have another device and precision.
     """
     if not isinstance(tensor, Tensor):
         return f"must be a tensor, not {shown(tensor)}"

@@ -47,8 +47,8 @@ class Scaling:
     targets: ClassVar[tuple[FactorTarget, ...]] = ()
     formula: ClassVar[Callable[..., Tensor] | None] = None
     _bounds: ClassVar[tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]] = ()
-    """The name of each field that is checked, and its numbers, for a message and as a check."""
-    # not annotated: if it were a field here, a subclass could not place it after its own fields
+    """For each checked field: its name, the allowed numbers in words, and a predicate."""
+    # not annotated: as a field of this class, it would come before the fields of subclasses
     bias_correction = True
 
     def __init_subclass__(cls) -> None:

@@ -18,7 +18,7 @@ class Hyperball(Scaling):
     (Wen et al., arXiv:2606.16899.) u is the direction of the rule, without weight decay, which does not act on these
     layers. R is ‖w‖ of the layer at its first step. It is kept as `state["radius"]`: float32, one number for the
     parameter, or one for each of its slices that are separate layers. It is saved and loaded with the state. If a
-    checkpoint has no radius, R is the norm of the weight before the next step. With `master_weights` the exact weights
+    checkpoint has no radius, R is the norm of the weight before the next step. With `master_weights` the master weights
     are on the sphere. The average of the weights (`ema`) is not.
 
     A layer whose direction is zero, or whose lr · η is 0, does not change. A layer of zeros has no sphere: it takes

@@ -262,7 +262,7 @@ class Recipe:
     master_weights: bool = _optimizer(
         False,
         "With --amp bf16: linear and convolutional layers have weights and gradients in bfloat16, and the optimizer "
-        "keeps exact weights in float32.",
+        "keeps master weights in float32.",
     )
     rates: str = _optimizer(
         "layerwise",

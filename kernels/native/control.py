@@ -133,7 +133,7 @@ class Writer(Lanes):
             if value.type.shape and value not in self.forms and len(value.users) == 1:
                 here = [other for other, form in self.forms.items() if form == Array(name)]
                 readers = {op for other in here for op in other.users if not op.name.startswith("scf.")}
-                if readers <= {value.source}:
+                if readers <= {value.defining_op}:
                     self.targets[value] = name
 
 

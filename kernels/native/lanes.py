@@ -32,8 +32,8 @@ class Loop:
 
     Attributes:
         arrays: the arrays of results that are needed after the loop.
-        starts: of loads and stores in lane order, the address of lane 0, and whether it points to a dummy array if the
-            condition of the mask is false, so that lanes need no test.
+        starts: for loads and stores of contiguous lanes: the address of lane 0, and whether it is replaced by a dummy
+            array where the condition of the mask is false, so that lanes need no test.
     """
 
     size: int

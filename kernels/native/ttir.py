@@ -32,12 +32,12 @@ class Value:
     """A result of an operation or an argument of a block.
 
     Attributes:
-        source: the operation, or None for an argument.
+        defining_op: the operation whose result it is, or None for an argument.
         users: the operations that have this value as an operand.
     """
 
     type: Type
-    source: "Operation | None" = None
+    defining_op: "Operation | None" = None
     users: list["Operation"] = field(default_factory=list)
 
 
@@ -171,7 +171,7 @@ class _Parser:
             raise UnsupportedError(line)
         operation.results = [self._define(*pair) for pair in zip(names, types, strict=True)]
         for value in operation.results:
-            value.source = operation
+            value.defining_op = operation
         return operation
 
     def _operands(self, text: str) -> list[Value]:

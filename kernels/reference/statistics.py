@@ -24,13 +24,13 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
 
     Returns:
         float64 of shape [rows, 6] on the table's device, columns in the order of `STATISTICS`. A row without a gradient
-        has zeros, but for Σw² if its power is not 0.
+        has zeros, but for Σw² if its exponent is not 0.
     """
     device = table.columns["param"][0].device
     dtype, unscale = sum_dtype(device), Gate(grad_scale=grad_scale).unscale
     out = torch.zeros(len(table.rows), len(STATISTICS), dtype=dtype, device=device)
     for values, (row, (param, gradient)) in zip(out, table.views("param", "grad"), strict=True):
-        if param.numel() == 0 or (gradient is None and not row.power):
+        if param.numel() == 0 or (gradient is None and not row.exponent):
             continue
         w = to_float32(param) if weight else torch.zeros_like(to_float32(param))
         g = times(torch.zeros_like(w) if gradient is None or not grad else to_float32(gradient), unscale)

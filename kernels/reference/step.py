@@ -56,12 +56,12 @@ def step(
 
     `Hyper` has the formula, with clip and grad_scale from the gate, s from the factor (at its target, 1 elsewhere), and
     Ŵᵖ as each row says. After it, an average of the weights moves: e ← e + (1 − ema) · (w − e), with the stored w,
-    or the exact weight if it exists. The multiplier acts on weight decay too, like a separate param group with
+    or the master weight if it exists. The multiplier acts on weight decay too, like a separate param group with
     rate lr · η. Half precision is computed in float32 and rounded once when stored.
 
     Args:
         rule: the update rule.
-        table: its state columns are the rule's. An exact weight in "master_weight" is used where it rounds to the
+        table: its state columns are the rule's. A master weight in "master_weight" is used where it rounds to the
             parameter.
         hyper: the rows that `table.hyper_index` points into.
         factor: one factor for each row.
@@ -84,11 +84,11 @@ def step(
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
     for i, (row, (param, grad, steps, master_weight, ema, *stored)) in enumerate(columns):
         if grad is None:
-            if not row.power:
+            if not row.exponent:
                 continue
             # a row that is only rescaled is not counted, has no factor, and its average stays
             steps, ema, row = None, None, row._replace(scaled=False)
-        h, count = hyper[table.hyper_index[i]], table.steps.item(row.tensor) if steps is None else steps
+        h, count = hyper[table.hyper_index[i]], table.steps.item(row.param_index) if steps is None else steps
         read = param, grad, master_weight, *stored
         w, results = new_values(context, row, i, h, count, read, statistics, radii)
         if write:
@@ -122,7 +122,7 @@ def new_values(
 
     Args:
         count: the number of steps taken.
-        tensors: parameter, gradient, exact weight, and states; None for a missing one.
+        tensors: parameter, gradient, master weight, and states; None for a missing one.
         statistics: receives the statistics of the row, [rows, 8]; None without a `FactorFormula`.
         radii: R of each row for a `Retraction` that is fixed, or None.
     """
@@ -131,7 +131,7 @@ def new_values(
     lr, weight_decay = float(h.lr) * row.multiplier, float(h.applied_decay)
     w = context.working_copy(param)
     if master_weight is not None:
-        # the exact weight of the elements that it still rounds to
+        # the master weight of the elements that it still rounds to
         w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
     states = [None if state is None else context.working_copy(state) for state in stored]
     g = times(torch.zeros_like(w) if grad is None else to_float32(grad), context.gate.unscale)
@@ -152,16 +152,16 @@ def new_values(
     if rule.decay_mode == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
     reference = rule.reference or partial(_by_formula, rule)
-    d, results = reference(h.numbers, w, times(g, s["decayed"]), states, count)
+    d, results = reference(h.hyperparameters, w, times(g, s["decayed"]), states, count)
     if formula is not None and formula.target == "direction":
         whole = decayed_direction(rule.decay_mode, w, d, weight_decay)
         sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
         s["direction"], rho = _factors(formula, sums, row, *of_row)
     w = apply_update(rule.decay_mode, w, d, lr, weight_decay, s["direction"])
-    if row.power:
+    if row.exponent:
         # the first state is the momentum
         momentum, *others = results
-        shrink = context.gate.shrink**row.power
+        shrink = context.gate.shrink**row.exponent
         w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
     return times(w, rho), list(results)
 
@@ -169,7 +169,7 @@ def new_values(
 def _store_row(
     context: StepContext, layer_index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
 ) -> None:
-    """Stores the parameter, the exact weight and the states of a row; None for a missing one."""
+    """Stores the parameter, the master weight and the states of a row; None for a missing one."""
     param, key = stored[0], None
     if context.rounding_seed is not None:
         if steps is None:
@@ -179,7 +179,7 @@ def _store_row(
         if tensor is None or result is None:
             continue
         if key is not None and tensor.dtype in HALF:
-            # each tensor has its own noise: 0 for the parameter, 1 for the first state; exact weights are not rounded.
+            # each tensor has its own noise: 0 for the parameter, 1 for the first state; master weights are not rounded.
             # A state with other strides uses the positions of its parameter, too
             result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
         _store(tensor, result, context.gate.skipped)
@@ -194,8 +194,8 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
 
 
 def _factors(factor: FactorFormula, sums: Tensor, row: Row, *numbers: Any) -> tuple[Factor, Factor]:
-    """Returns s and ρ of a row, and stores the statistics that follow from its sums. For `numbers` see `finalize`."""
-    rho = factor.finalize(sums, row.scaled, *numbers)
+    """Returns s and ρ of a row, and fills in its statistics. For `numbers` see `fill_factors_`."""
+    rho = factor.fill_factors_(sums, row.scaled, *numbers)
     # the number 1 keeps the bits of torch.optim
     return (sums[FACTOR], 1.0 if rho is None else rho) if row.scaled else (1.0, 1.0)
 
@@ -205,13 +205,18 @@ def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:
 
 
 def _by_formula(
-    rule: Rule, numbers: Sequence[float], w: Tensor, g: Tensor, states: Sequence[Tensor | None], steps: float | Tensor
+    rule: Rule,
+    hyperparameters: Sequence[float],
+    w: Tensor,
+    g: Tensor,
+    states: Sequence[Tensor | None],
+    steps: float | Tensor,
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Returns the direction and the new states of a rule without a reference, by the formulas that Triton compiles."""
-    coefficients = rule.coefficients(numbers, steps)
+    coefficients = rule.coefficients(hyperparameters, steps)
     if not isinstance(steps, Tensor):
         coefficients = tuple(map(float, coefficients))
     present = [torch.full((), state is not None, device=w.device) for state in states]
     values = [torch.zeros_like(w) if state is None else state for state in states]
-    found: tuple[Tensor, Sequence[Tensor | None]] = rule.update(w, g, values, present, coefficients, numbers)
+    found: tuple[Tensor, Sequence[Tensor | None]] = rule.update(w, g, values, present, coefficients, hyperparameters)
     return found

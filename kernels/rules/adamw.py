@@ -12,7 +12,7 @@ from fused_lwlr.kernels.rules.base import Quotient, Rule, States
 from fused_lwlr.kernels.tensors import sum_dtype, to_float32
 
 
-def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
+def hyperparameters(options: Mapping[str, Any]) -> tuple[float, ...]:
     """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision as two numbers each.
 
     Without bias correction these four are 0, since 1 − 0ᵗ is 1.
@@ -25,7 +25,7 @@ def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
     return (1 - beta1, beta2, 1 - beta2, float(options["eps"]), *exact)
 
 
-def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-untyped-def]
+def update(w, g, states, present, coefficients, hyperparameters):  # type: ignore[no-untyped-def]
     """One step of both moments. `coefficients` are 1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ).
 
         m ← m + (1 − β₁) · (g − m)
@@ -37,7 +37,7 @@ def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-unt
     """
     exp_avg, exp_avg_sq, max_exp_avg_sq = states
     inverse_correction1, correction2 = coefficients
-    one_minus_beta1, beta2, one_minus_beta2, eps, _, _, _, _ = numbers
+    one_minus_beta1, beta2, one_minus_beta2, eps, _, _, _, _ = hyperparameters
     exp_avg = lerp(exp_avg, g, one_minus_beta1)
     exp_avg_sq = exp_avg_sq * beta2 + one_minus_beta2 * g * g
     max_exp_avg_sq = maximum_or_nan(max_exp_avg_sq, exp_avg_sq)
@@ -45,21 +45,21 @@ def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-unt
     return divide(inverse_correction1 * exp_avg, denom), (exp_avg, exp_avg_sq, max_exp_avg_sq)
 
 
-def coefficients(numbers, steps):  # type: ignore[no-untyped-def]
+def coefficients(hyperparameters, steps):  # type: ignore[no-untyped-def]
     """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ); in the coming step t is one more than the steps taken."""
-    _, _, _, _, high1, low1, high2, low2 = numbers
+    _, _, _, _, high1, low1, high2, low2 = hyperparameters
     beta1, beta2, t = double(high1, low1), double(high2, low2), steps + 1
     return single(1 / (1 - power(beta1, t))), single(sqrt(1 - power(beta2, t)))
 
 
 def reference(
-    numbers: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
+    hyperparameters: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
 ) -> tuple[Quotient, States]:
     """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
     m, v, max_v = states
     assert m is not None
     assert v is not None
-    one_minus_beta1, beta2, one_minus_beta2, eps, high1, low1, high2, low2 = numbers
+    one_minus_beta1, beta2, one_minus_beta2, eps, high1, low1, high2, low2 = hyperparameters
     t = (steps.to(sum_dtype(steps.device)) if isinstance(steps, Tensor) else steps) + 1
     m.lerp_(g, one_minus_beta1)
     v.mul_(beta2).addcmul_(g, g, value=one_minus_beta2)
@@ -72,8 +72,8 @@ def reference(
 ADAMW = Rule(
     name="adamw",
     states=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    numbers=numbers,
-    optional="amsgrad",
+    hyperparameters=hyperparameters,
+    last_state_option="amsgrad",
     update=update,
     coefficients=coefficients,
     reference=reference,

@@ -27,9 +27,9 @@ class Hyper(NamedTuple):
         g ← s · (g + λ · w)                          coupled decay
         d ← the direction of the rule
         d ← d + λ · w, where d · w ≥ 0               cautious decay
-        w ← (w · (1 − lr · η · s · λ) − lr · η · s · d) / Ŵᵖ      λ = 0 here, except with decoupled decay
+        w ← (w · (1 − lr · η · s · λ) − lr · η · s · d) / Ŵᵖ      decoupled decay; otherwise λ = 0 in this line
 
-    with λ = `applied_decay`. s is the factor of the scaling in the line of its target, and 1 in the other two.
+    with λ = `applied_decay`. s is the factor of the scaling in the line of its target, and 1 in the other two lines.
 
     Attributes:
         lr: the learning rate.
@@ -37,7 +37,7 @@ class Hyper(NamedTuple):
         maximize: whether the gradient is negated.
         ema: the decay of the moving average of the weight; unused without an average.
         decay_factor, decay_per_lr: λ = weight_decay · (decay_factor + decay_per_lr · lr).
-        numbers: the rule's own, see `Rule.numbers`.
+        hyperparameters: the rule's own, see `Rule.hyperparameters`.
     """
 
     lr: Number
@@ -46,7 +46,7 @@ class Hyper(NamedTuple):
     ema: float = 0.0
     decay_factor: float = 1.0
     decay_per_lr: float = 0.0
-    numbers: tuple[float, ...] = ()
+    hyperparameters: tuple[float, ...] = ()
 
     @property
     def applied_decay(self) -> Number:
@@ -62,7 +62,7 @@ class Quotient(NamedTuple):
     denominator: Tensor
 
 
-def _no_coefficients(numbers, steps):  # type: ignore[no-untyped-def]
+def _no_coefficients(hyperparameters, steps):  # type: ignore[no-untyped-def]
     return steps * 0, steps * 0
 
 
@@ -73,29 +73,32 @@ class Rule:
     Attributes:
         name: for messages.
         states: the names of the state columns.
-        optional: the option of a param group that switches the last state column on; None if all columns always exist.
-        numbers: (options) -> the rule's own numbers, always equally many. `options` are the options of a param group
-            and a layer, and `bias_correction` of the scaling.
-        update: (w, g, states, present, coefficients, numbers) -> direction and new states. `states` and `present` have
-            an element for each state column: its values (0 if a parameter has no such state), and whether it exists.
-        coefficients: (numbers, steps) -> two numbers that depend on the number of steps taken. Also runs on the host,
-            where `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
-        reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
+        last_state_option: the option of a param group that switches the last state column on; None if all columns
+            always exist.
+        hyperparameters: (options) -> numbers for the formulas, always equally many. `options` are the options of a
+            param group and a layer, and `bias_correction` of the scaling.
+        update: (w, g, states, present, coefficients, hyperparameters) -> direction and new states. `states` and
+            `present` have an element for each state column: its values (0 if a parameter has no such state), and
+            whether it exists.
+        coefficients: (hyperparameters, steps) -> two numbers that depend on the number of steps taken. Also runs on
+            the host, where `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
+        reference: (hyperparameters, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
             `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
         adaptive: whether the length of the step does not depend on the length of the gradient.
         decay_mode: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step
             where it does not act against it.
         counts_steps: whether every parameter has a step count, on the host too.
-        corrects_bias: whether the numbers depend on `bias_correction`.
-        rescale_only: a hyper row that changes neither the weight nor the state, if weights can be rescaled.
-        least_resident: replaces `fused_lwlr.kernels.constants.least_resident` for the step without norms.
+        corrects_bias: whether the hyperparameters depend on `bias_correction`.
+        rescale_only: the hyper row of a tensor that is only divided by Ŵᵖ; None if the rule does not rescale weights.
+        least_resident: for the kernel without norms, the programs that must fit on a multiprocessor; None for the
+            number of `fused_lwlr.kernels.constants.least_resident`.
     """
 
     name: str
     states: tuple[str, ...]
-    numbers: Callable[[Mapping[str, Any]], tuple[float, ...]]
+    hyperparameters: Callable[[Mapping[str, Any]], tuple[float, ...]]
     update: Callable[..., Any]
-    optional: str | None = None
+    last_state_option: str | None = None
     coefficients: Callable[..., Any] = _no_coefficients
     reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
     adaptive: bool = False
@@ -112,7 +115,9 @@ class Rule:
 
     def state_columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the state columns that parameters have with these options of a param group."""
-        return self.states if self.optional is None or options.get(self.optional) else self.states[:-1]
+        return (
+            self.states if self.last_state_option is None or options.get(self.last_state_option) else self.states[:-1]
+        )
 
 
 def cautious(d, w, weight_decay):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from fused_lwlr.kernels.formula import where
 from fused_lwlr.kernels.rules.base import Hyper, Rule, States
 
 
-def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
+def hyperparameters(options: Mapping[str, Any]) -> tuple[float, ...]:
     """Returns momentum, 1 − dampening, 1 for nesterov or 0, and G.
 
     G is the option "gradient_gain", 1 by default: with lr 1 it puts the learning rate into the momentum buffer, as the
@@ -25,29 +25,29 @@ def numbers(options: Mapping[str, Any]) -> tuple[float, ...]:
     return momentum, gain, nesterov, options.get("gradient_gain", 1.0)
 
 
-def update(w, g, states, present, coefficients, numbers):  # type: ignore[no-untyped-def]
+def update(w, g, states, present, coefficients, hyperparameters):  # type: ignore[no-untyped-def]
     """The formula above. `coefficients` multiply the buffer and its gradient."""
     (momentum_buffer,) = states
     momentum_now, gain_now = coefficients
-    momentum, _, nesterov, gradient_gain = numbers
+    momentum, _, nesterov, gradient_gain = hyperparameters
     g = gradient_gain * g
     momentum_buffer = momentum_now * momentum_buffer + gain_now * g
     d = where(nesterov != 0, g + momentum * momentum_buffer, momentum_buffer)
     return where(present[0], d, g), (momentum_buffer,)
 
 
-def coefficients(numbers, steps):  # type: ignore[no-untyped-def]
+def coefficients(hyperparameters, steps):  # type: ignore[no-untyped-def]
     """Decay and gain of the momentum buffer: 0 and 1 on the first step."""
-    momentum, gain, _, _ = numbers
+    momentum, gain, _, _ = hyperparameters
     return where(steps == 0, 0.0, momentum), where(steps == 0, 1.0, gain)
 
 
 def reference(
-    numbers: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
+    hyperparameters: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
 ) -> tuple[Tensor, States]:
     """Operation for operation `torch.optim.SGD`'s single-tensor path."""
     (b,) = states
-    momentum, gain, nesterov, gradient_gain = numbers
+    momentum, gain, nesterov, gradient_gain = hyperparameters
     if gradient_gain != 1:
         g = g * gradient_gain
     if b is None:
@@ -63,13 +63,13 @@ def reference(
 SGD = Rule(
     name="sgd",
     states=("momentum_buffer",),
-    numbers=numbers,
-    optional="momentum",
+    hyperparameters=hyperparameters,
+    last_state_option="momentum",
     update=update,
     coefficients=coefficients,
     reference=reference,
     decay_mode="coupled",
-    rescale_only=Hyper(lr=0.0, numbers=(1.0, 0.0, 0.0, 0.0)),
+    rescale_only=Hyper(lr=0.0, hyperparameters=(1.0, 0.0, 0.0, 0.0)),
     # two multiplications for each element: memory alone decides
     least_resident=10,
 )

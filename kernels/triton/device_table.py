@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.tensors import addresses_of, real, uploaded
+from fused_lwlr.kernels.tensors import addresses_of, real, to_device
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
 from fused_lwlr.kernels.triton.tile import (
     FIRST_TILE,
     FLAGS,
     HYPER_INDEX,
-    KNOWN,
+    NORM_CARRIED,
     NUMEL,
     SCALED,
     SHIFT,
@@ -61,8 +61,8 @@ class DeviceTable:
 
     Tiles of `tile` elements are numbered over all rows; flags are bits, see tile.py.
 
-    A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
-    rows are in the lists of items that programs work on.
+    A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its exponent is not 0. Only
+    active rows are in the lists of items that programs work on.
 
     Attributes:
         buffer: the buffer.
@@ -72,7 +72,7 @@ class DeviceTable:
         numel: the elements of each row.
         itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
         active: for each row, whether it is active.
-        rescales: whether the power of any row is not 0.
+        rescales: whether the exponent of any row is not 0.
         tiles: the number of tiles of all rows.
         workspaces: workspaces by the arguments that they depend on.
         kernels: kernels that were compiled for it, see `Kernel`, by the arguments that they depend on.
@@ -86,9 +86,9 @@ class DeviceTable:
         params = table.columns["param"]
         # saves a fiftieth of the host time of a step
         self._row_is_param = not self._first_element.any() and np.array_equal(self._tensor, np.arange(len(params)))
-        self._rescaled, self.rescales = table.power != 0, table.rescales
+        self._rescaled, self.rescales = table.exponent != 0, table.rescales
         scaled = np.array([row.scaled for row in table.rows])
-        self._static_flags = (SCALED.value * scaled) | (table.power << SHIFT.value)
+        self._static_flags = (SCALED.value * scaled) | (table.exponent << SHIFT.value)
         names = (*SCALAR_COLUMNS, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.itemsizes = {
@@ -97,7 +97,7 @@ class DeviceTable:
         }
         self.workspaces: dict[Any, Workspace] = {}
         self.kernels: dict[Any, Any] = {}
-        self._changes = -1
+        self._seen_version = -1
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
@@ -115,7 +115,7 @@ class DeviceTable:
         staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
-        # int32, because a copy as float32 may change the bits of a NaN, and half of an address can look like one
+        # int32: the rows have halves of addresses, which may look like NaNs, whose bits a copy as float32 may change
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
         self._scratch: dict[str, dict[int, Tensor]] = {}
@@ -135,8 +135,8 @@ class DeviceTable:
 
         The flags say for which rows Σw² in the workspace is still right.
         """
-        if table.changes != self._changes:
-            self._changes = table.changes
+        if table.version != self._seen_version:
+            self._seen_version = table.version
             self._activate(table)
         self._set_addresses("grad", table.grad_addresses)
         for name, index, scratch in self._copied:
@@ -149,7 +149,7 @@ class DeviceTable:
         self._staged_flags[:] = self._active_flags
         # replays do not check version counters
         if workspace is not None and workspace.versions is not None and not self._capturing:
-            self._staged_flags |= KNOWN.value * (self._versions() == workspace.versions)[self._tensor]
+            self._staged_flags |= NORM_CARRIED.value * (self._versions() == workspace.versions)[self._tensor]
         if self._capturing:
             self._upload.capture([*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())])
         else:
@@ -192,7 +192,7 @@ class DeviceTable:
             if self._active_params[index] and table.columns[name][index] is not None
         ]
 
-    def finish(self) -> None:
+    def commit_writes(self) -> None:
         """Copies scratch tensors to the tensors they replace, and increments version counters."""
         increment_version(self._written)
         for name, index, scratch in self._copied:
@@ -232,7 +232,7 @@ class DeviceTable:
         kernel = self.kernels.get(key)
         if kernel is None or kernel.items is None:
             # a new tensor each time, since a graph may still read the old one
-            here = uploaded(torch.from_numpy(items()), self.buffer.device)
+            here = to_device(torch.from_numpy(items()), self.buffer.device)
             if kernel is None:
                 kernel = self.kernels[key] = make(here)
             kernel.items = here

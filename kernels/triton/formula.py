@@ -85,10 +85,14 @@ def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
 
 
 def _outside(function: Any) -> tuple[Any, ...]:
-    """Returns the values of the names outside of a formula, and of formulas that it calls: they may change."""
+    """Returns the values of the names outside of a formula, and of formulas that it calls: they may change.
+
+    The functions of `kernels.formula` do not change.
+    """
     found = map(function.__globals__.get, function.__code__.co_names)
+    own = formula.__name__
     return tuple(
-        [(each, _outside(each)) if type(each) is FunctionType and each not in _MEANING else each for each in found]
+        [(each, _outside(each)) if type(each) is FunctionType and each.__module__ != own else each for each in found]
     )
 
 

@@ -1,6 +1,7 @@
 """Hyper-parameters as kernels read them: rows of float32, and the coefficients of the rule for each row of a table.
 
-A hyper row has the numbers at the offsets below, then the rule's own numbers, and last the numbers of a scaling.
+A hyper row has the numbers at the offsets below, then the hyperparameters of the rule, and last the constants of the
+scaling's formula.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACT
 OUTWARD, INWARD, HEADER = (tl.constexpr(i) for i in (10, 11, 12))
 """Offsets in a row. SIGN is −1 to maximize, EMA_WEIGHT is 1 − ema. The two addresses are int64, 0 for a number that is
 in the row; their lowest bit says float64. OUTWARD and INWARD are of a `Retraction`, 0 without one. HEADER is the
-first of the rule's own numbers."""
+first of the rule's hyperparameters."""
 
 
 class HyperRows(NamedTuple):
@@ -32,13 +33,13 @@ class HyperRows(NamedTuple):
         values: the hyper rows, float32 [hyper rows, width].
         coefficients: of the rule, for each row of the table, float32 [2, rows].
         on_device: whether some numbers are on the device, so that hyper rows have their addresses.
-        numbers: how many numbers the rule has.
+        rule_width: how many hyperparameters the rule has.
     """
 
     values: np.ndarray
     coefficients: np.ndarray
     on_device: bool
-    numbers: int
+    rule_width: int
 
 
 @triton.jit
@@ -65,12 +66,12 @@ def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
-def numbers_of(hyper, NUMBERS: tl.constexpr):
-    """Returns the NUMBERS numbers of the rule in a hyper row."""
-    numbers = ()
-    for i in tl.static_range(NUMBERS):
-        numbers += (tl.load(hyper + (HEADER + i)),)  # type: ignore[assignment]
-    return numbers
+def hyperparameters_of(hyper, RULE_WIDTH: tl.constexpr):
+    """Returns the RULE_WIDTH hyperparameters of the rule in a hyper row."""
+    hyperparameters = ()
+    for i in tl.static_range(RULE_WIDTH):
+        hyperparameters += (tl.load(hyper + (HEADER + i)),)  # type: ignore[assignment]
+    return hyperparameters
 
 
 def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | None, table: Table) -> HyperRows:
@@ -78,11 +79,11 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | N
 
     Args:
         hyper: at least one.
-        formula: of the scaling: its numbers are at the end of every hyper row.
+        formula: of the scaling: its constants are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
     device, found = table.columns["param"][0].device, []
-    own = () if formula is None else tuple(formula.numbers.values())
+    own = () if formula is None else tuple(formula.constants.values())
     retraction = (0.0, 0.0) if formula is None or formula.retraction is None else formula.retraction[:2]
     # row, offset and tensor of each number on the device
     addresses: list[tuple[int, int, Tensor]] = []
@@ -97,17 +98,12 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | N
         if on_host:
             weight_decay, factor, per_lr = float(h.applied_decay), 1.0, 0.0
         row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
-        row += (*retraction, *h.numbers)
+        row += (*retraction, *h.hyperparameters)
         # an even width, for the alignment of the addresses
         found.append([*row, *(0.0,) * ((len(row) + len(own)) % 2), *own])
-    rows = np.array(found, dtype=np.float32)
+    values = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
-        rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
-    return HyperRows(rows, _coefficients(rule, hyper, table), bool(addresses), len(hyper[0].numbers))
-
-
-def _coefficients(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarray:
-    """Returns the coefficients of the rule for each row of the table, float32 [2, rows]."""
+        values.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
     coefficients = np.empty((2, len(table.rows)), dtype=np.float32)
     steps: Any = table.steps.item(0)
     if np.count_nonzero(table.steps != steps):
@@ -115,5 +111,5 @@ def _coefficients(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarra
     for i, each in enumerate(hyper):
         rows: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
         counts = steps if isinstance(steps, float) else steps[rows]
-        coefficients[0, rows], coefficients[1, rows] = rule.coefficients(each.numbers, counts)
-    return coefficients
+        coefficients[0, rows], coefficients[1, rows] = rule.coefficients(each.hyperparameters, counts)
+    return HyperRows(values, coefficients, bool(addresses), len(hyper[0].hyperparameters))

@@ -117,10 +117,10 @@ def launch(
     programs = grid(count if kernel.max_programs is None else min(count, kernel.max_programs))
     with kernel.context:
         kernel.run(programs, _arguments(device_table, items, args))
-        keep(device_table)
+        record_streams(device_table)
 
 
-def keep(device_table: DeviceTable) -> None:
+def record_streams(device_table: DeviceTable) -> None:
     """Keeps the memory of a launch from being reused before the current stream, which may not own it, is done."""
     if device_table.buffer.is_cuda:
         stream = torch.cuda.current_stream(device_table.buffer.device)

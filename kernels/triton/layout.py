@@ -23,7 +23,7 @@ def extents_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
     for i, row in enumerate(table.rows):
         if row.stop is not None:
             # counted in storage order
-            inner = params[row.tensor].numel() // max(params[row.tensor].shape[0], 1)
+            inner = params[row.param_index].numel() // max(params[row.param_index].shape[0], 1)
             first[i], numel[i] = row.start * inner, (row.stop - row.start) * inner
     return first, numel
 
@@ -34,7 +34,7 @@ def strides_of(table: Table) -> list[tuple[int, ...]]:
     These are the parameter's own strides if its elements fill one run (and, if it is split along the first dimension,
     that dimension is the outermost), otherwise the strides of a contiguous tensor.
     """
-    split = {row.tensor for row in table.rows if row.stop is not None}
+    split = {row.param_index for row in table.rows if row.stop is not None}
     params = [real(param) for param in table.columns["param"]]
     return [p.stride() if p.is_contiguous() else _walk(p, i in split) for i, p in enumerate(params)]
 

@@ -18,10 +18,10 @@ ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_D
 """Indices of `RETRACTION_STATISTICS`."""
 DIRECTION_SQ_PARTIAL, DOT_PARTIAL, WEIGHT_SQ_PARTIAL = (tl.constexpr(i) for i in range(3, 6))
 """Rows of the partial sums Σd², ⟨w, d⟩ and Σw², after Σ|g|, Σg² and the count of non-finite g."""
-ABS_SUM_ARGUMENT, DOT_ARGUMENT, FIRST_NUMBER = (
+ABS_SUM_ARGUMENT, DOT_ARGUMENT, FIRST_CONSTANT = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
-"""Arguments of a formula that are summed only for this formula, and the first of its numbers."""
+"""Arguments of a formula that are summed only for this formula, and the first of its constants."""
 rho_of, update_sq_sum = compiled(step_arguments.rho_of), compiled(step_arguments.update_sq_sum)
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
@@ -60,8 +60,8 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
         dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, "evict_last")
-    # The order of product and absolute value affects the machine code. Without a product first, compilers take the
-    # absolute value in half precision, and then wait for each load; with a direction, a product first delays loads.
+    # Both have the same value. If the absolute value comes first, compilers take it in half precision, and wait for
+    # each load; with a direction, a product that comes first delays loads.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)
@@ -98,17 +98,23 @@ def finalize_row(
         direction_sq_sum = reduce_slots(partials + DIRECTION_SQ_PARTIAL * tiles, first, count, SLOTS)
         norm = tl.sqrt(direction_sq_sum)
     weight_norm = tl.sqrt(weight_sq_sum)
-    if RETRACTION is not None:
-        if RETRACTION:
-            address = entry(integers, rows, row, RADIUS)
-            radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
-            weight_norm = radius.to(tl.float64)
+    if RETRACTION:
+        address = entry(integers, rows, row, RADIUS)
+        radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
+        weight_norm = radius.to(tl.float64)
     # in the order of `FORMULA_STATISTICS`; a formula that takes `direction_norm` has this target
-    known = (norm, weight_norm, lr.to(tl.float64), weight_decay_of(hyper, ON_DEVICE).to(tl.float64), grad_norm, norm)
+    available = (
+        norm,
+        weight_norm,
+        lr.to(tl.float64),
+        weight_decay_of(hyper, ON_DEVICE).to(tl.float64),
+        grad_norm,
+        norm,
+    )
     arguments = ()
     for i in tl.static_range(len(ARGUMENTS)):
-        if ARGUMENTS[i] >= FIRST_NUMBER:
-            number = tl.load(hyper + (ARGUMENTS[i] - FIRST_NUMBER))
+        if ARGUMENTS[i] >= FIRST_CONSTANT:
+            number = tl.load(hyper + (ARGUMENTS[i] - FIRST_CONSTANT))
             arguments += (number.to(tl.float64),)  # type: ignore[assignment]
         elif ARGUMENTS[i] == ABS_SUM_ARGUMENT:
             abs_sum = reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS)
@@ -116,7 +122,7 @@ def finalize_row(
         elif ARGUMENTS[i] == DOT_ARGUMENT:
             arguments += (reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS),)  # type: ignore[assignment]
         else:
-            arguments += (known[ARGUMENTS[i]],)  # type: ignore[assignment]
+            arguments += (available[ARGUMENTS[i]],)  # type: ignore[assignment]
     out = statistics + ROW_WIDTH * row
     s = FORMULA(*arguments).to(tl.float64)
     scaled = (entry(integers, rows, row, FLAGS) & SCALED) != 0

@@ -14,7 +14,7 @@ import triton.language as tl
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.triton.formula import _power as power
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper_rows import numbers_of, weight_decay_of
+from fused_lwlr.kernels.triton.hyper_rows import hyperparameters_of, weight_decay_of
 from fused_lwlr.kernels.triton.norms import (
     NONFINITE,
     SQ_SUM,
@@ -31,7 +31,7 @@ from fused_lwlr.kernels.triton.tile import (
     COLUMNS,
     FIRST_TILE,
     FLAGS,
-    KNOWN,
+    NORM_CARRIED,
     NUMEL,
     SHIFT,
     STEP_COUNT,
@@ -131,7 +131,7 @@ def queue_kernel(
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
     WIDTH: tl.constexpr,  # numbers of a hyper row
-    NUMBERS: tl.constexpr,  # numbers of the rule
+    RULE_WIDTH: tl.constexpr,  # number of hyperparameters of the rule
     FORMULA: tl.constexpr,  # formula of a `FactorFormula`, or None
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
     TARGET: tl.constexpr,  # target of a `FactorFormula` or `Factors`, or None
@@ -150,7 +150,7 @@ def queue_kernel(
     clip, shrink, skipped = read_gate(totals, max_norm, found_inf, SKIP, RESCALE)
     unscale = inverse_of(grad_scale)
     TILE: tl.constexpr = BLOCK * PASSES
-    RULE: tl.constexpr = (UPDATE, DECAY, ON_DEVICE, NUMBERS)
+    RULE: tl.constexpr = (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH)
     DIRECTION: tl.constexpr = TARGET == "direction"
     weight_partials = partials + WEIGHT_SQ_PARTIAL * tiles
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
@@ -167,11 +167,11 @@ def queue_kernel(
             step_at = entry(integers, rows, row, STEP_COUNT)
             if step_at != 0:
                 steps = tl.load(step_at.to(tl.pointer_type(STEP_DTYPE)))
-                coefficients = COEFFICIENTS(numbers_of(hyper, NUMBERS), steps)
+                coefficients = COEFFICIENTS(hyperparameters_of(hyper, RULE_WIDTH), steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and is_norm:
-            # A direction loads all columns, so one block keeps enough loads in flight. Without a direction the factor
-            # has the sign, too: compilers would drop a factor of 1, and `add_norms` needs a product.
+            # A direction loads all columns, so one block keeps enough loads in flight. Otherwise the factor includes
+            # the sign: `add_norms` needs a product, and compilers would drop a factor of 1.
             factor = unscale if DIRECTION else sign * unscale
             sums = reduce_tile(
                 add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
@@ -182,7 +182,7 @@ def queue_kernel(
             # the pass over the direction reads the weights anyway
             if not DIRECTION:
                 # the last step left Σw², which is valid unless the weights were changed since
-                known = (entry(integers, rows, row, FLAGS) & KNOWN) != 0
+                known = (entry(integers, rows, row, FLAGS) & NORM_CARRIED) != 0
                 if known:
                     known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
                 if not known:
@@ -221,7 +221,7 @@ def queue_kernel(
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip
             if TARGET is not None:
-                # for the norms of the next step; a direction does not need it, but fewer loads are in flight without it
+                # for the norms of the next step; with a direction only since fewer loads are in flight without it
                 tl.store(weight_partials + slot, new_squares[0])
                 if not DIRECTION:
                     # other threads wrote the weights that the fingerprint reads

@@ -71,7 +71,7 @@ def prepare(
 
     def take() -> None:
         launch(kernel, device_table, ())
-        device_table.finish()
+        device_table.commit_writes()
 
     return take
 
@@ -113,7 +113,7 @@ def _queued(
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, torch.get_num_threads()]
     key += map(type, arguments)
     if formula is not None:
-        key += (function, *formula.numbers, retraction and retraction.fixed)
+        key += (function, *formula.constants, retraction and retraction.fixed)
     device = device_table.buffer.device
 
     def make(items: Tensor) -> Kernel:
@@ -138,7 +138,7 @@ def _queued(
     def take() -> Tensor | None:
         launch(kernel, device_table, arguments, counts=write and device_table.dtypes["step"] is not None)
         if write:
-            device_table.finish()
+            device_table.commit_writes()
         if target not in (None, "direction"):
             device_table.remember_norms(workspace)
         return None if formula is None else statistics if retracts else statistics[:, : len(STEP_STATISTICS)]
@@ -185,12 +185,12 @@ def queue_items(
 def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
     """Returns the index of each argument of a formula.
 
-    It is the index in `FORMULA_STATISTICS`, or for a number of the formula its offset from there in a hyper row of this
-    width, which ends with these numbers.
+    It is the index in `FORMULA_STATISTICS`, or for a constant of the formula its offset from there in a hyper row of
+    this width, which ends with these constants.
     """
-    first = len(FORMULA_STATISTICS) + width - len(factor.numbers)
+    first = len(FORMULA_STATISTICS) + width - len(factor.constants)
     indices = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
-    indices |= {name: first + i for i, name in enumerate(factor.numbers)}
+    indices |= {name: first + i for i, name in enumerate(factor.constants)}
     return tuple(indices[name] for name in factor.arguments)
 
 
@@ -200,7 +200,7 @@ def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dic
     return {
         "DTYPES": dtypes, "UPDATE": compiled_update(rule, dtypes), "DECAY": rule.decay_mode,
         "ON_DEVICE": hyper_rows.on_device,
-        "WIDTH": device_table.hyper_shape[1], "NUMBERS": hyper_rows.numbers, "num_warps": WARPS,
+        "WIDTH": device_table.hyper_shape[1], "RULE_WIDTH": hyper_rows.rule_width, "num_warps": WARPS,
     }  # fmt: skip
 
 

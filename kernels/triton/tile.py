@@ -17,7 +17,7 @@ TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
 NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
 """Entries of a row in `integers`, see `DeviceTable`; columns follow from COLUMNS on, and then `Row.layer_index`."""
-SCALED, KNOWN, SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
+SCALED, NORM_CARRIED, SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 """The entry FLAGS: masks for `Row.scaled` and a known Σw², and the shift of p of Ŵᵖ."""
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

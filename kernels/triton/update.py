@@ -4,7 +4,8 @@ Tuples have these orders:
 
     DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
     at       the addresses of a tile in these columns, 0 if absent
-    RULE     UPDATE and DECAY of `fused_lwlr.kernels.rules.base.Rule`, ON_DEVICE, and how many numbers the rule has
+    RULE     UPDATE and DECAY of `fused_lwlr.kernels.rules.base.Rule`, ON_DEVICE, and how many hyperparameters
+             the rule has
     hyper    a row of hyper-parameters, see hyper_rows.py
 
 `offs`, `stop`, FULL and EVICT are explained at `load`. ON_DEVICE says whether numbers of hyper rows may be addresses.
@@ -21,7 +22,7 @@ from fused_lwlr.kernels.triton.hyper_rows import (
     LR,
     LR_ADDRESS,
     SIGN,
-    numbers_of,
+    hyperparameters_of,
     read_number,
     weight_decay_of,
 )
@@ -30,7 +31,7 @@ from fused_lwlr.kernels.triton.tile import HYPER_INDEX, TAIL, entry, fold, load,
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
-UPDATE, DECAY, ON_DEVICE, NUMBERS = (tl.constexpr(i) for i in range(4))
+UPDATE, DECAY, ON_DEVICE, RULE_WIDTH = (tl.constexpr(i) for i in range(4))
 """Places in RULE."""
 cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
@@ -63,7 +64,7 @@ def apply_rule(
     """
     w = load(at[PARAM], offs, stop, DTYPES[PARAM], FULL, EVICT)
     if DTYPES[MASTER] is not None:
-        # the exact weight, if the parameter still equals its rounded value
+        # the master weight, if the parameter still equals its rounded value
         master = load(at[MASTER], offs, stop, DTYPES[MASTER], FULL, EVICT)
         w = tl.where(master.to(DTYPES[PARAM]).to(tl.float32) == w, master, w)
     g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, EVICT) * factors[0]
@@ -75,8 +76,8 @@ def apply_rule(
     if RULE[DECAY] == "coupled":
         weight_decay = weight_decay_of(hyper, RULE[ON_DEVICE])
         g = tl.where(weight_decay != 0, g + weight_decay * w, g)
-    numbers = numbers_of(hyper, RULE[NUMBERS])
-    d, states = RULE[UPDATE](w, g * factors[1], states, present, coefficients, numbers)
+    hyperparameters = hyperparameters_of(hyper, RULE[RULE_WIDTH])
+    d, states = RULE[UPDATE](w, g * factors[1], states, present, coefficients, hyperparameters)
     if RULE[DECAY] == "cautious":
         d = cautious(d, w, weight_decay_of(hyper, RULE[ON_DEVICE]))
     return w, d, states
@@ -137,7 +138,7 @@ def step_kernel(
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     WIDTH: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    RULE_WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,  # elements of an item
 ):
     """One step of a rule, a block an item."""
@@ -154,7 +155,7 @@ def step_kernel(
             step_block(
                 at, tl.arange(0, BLOCK), stop,
                 (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                DTYPES, (UPDATE, DECAY, ON_DEVICE, NUMBERS), True, "",
+                DTYPES, (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH), True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
@@ -162,7 +163,7 @@ def step_kernel(
                 step_block(
                     at, begin + tl.arange(0, NARROW), stop,
                     (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                    DTYPES, (UPDATE, DECAY, ON_DEVICE, NUMBERS), False, "",
+                    DTYPES, (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH), False, "",
                 )  # fmt: skip
                 begin += NARROW
         item += tl.num_programs(0)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import upload
+from fused_lwlr.kernels.tensors import copy_async_
 
 CAPTURES = 8
 """The number of captures in CUDA graphs that are possible in a row. Other steps allocate the memory for them."""
@@ -38,7 +38,7 @@ class Upload:
 
     def send(self, *, capturable: bool) -> None:
         """Uploads the values. `capturable` says that a later step may be captured."""
-        upload(self.buffer, torch.from_numpy(self.host))
+        copy_async_(self.buffer, torch.from_numpy(self.host))
         if capturable and len(self._spares) < CAPTURES:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))

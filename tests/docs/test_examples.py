@@ -95,10 +95,10 @@ def test_imagenet_lars(run, photographs, capsys):
 
 
 @pytest.mark.long
-def test_bf16_exact_weights(run):
-    losses = run("bf16_exact_weights", epochs=5)["losses"]
+def test_bf16_master_weights(run):
+    losses = run("bf16_master_weights", epochs=5)["losses"]
     off = {name: abs(loss - losses["float32"]) for name, loss in losses.items()}
-    assert off["bfloat16, exact weights"] < off["bfloat16"] / 4
+    assert off["bfloat16, master weights"] < off["bfloat16"] / 4
     assert off["bfloat16, stochastic rounding"] < off["bfloat16"] / 2
 
 

@@ -24,12 +24,12 @@ launch.is_native = lambda device: False
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]
 both = {"param": some, "grad": some}
 own = {"momentum": 0.9, "dampening": 0.0, "nesterov": False}
-momentum = Hyper(lr=0.1, numbers=SGD.numbers(own))
-plain = Hyper(lr=0.1, numbers=SGD.numbers({**own, "momentum": 0.0}))
+momentum = Hyper(lr=0.1, hyperparameters=SGD.hyperparameters(own))
+plain = Hyper(lr=0.1, hyperparameters=SGD.hyperparameters({**own, "momentum": 0.0}))
 step.step(SGD, Table({**both, "momentum_buffer": none}), [plain])
 step.step(SGD, Table({**both, "momentum_buffer": [some[0], None]}), [momentum])
 moments = {"exp_avg": some, "exp_avg_sq": some}
-options = Hyper(lr=0.1, weight_decay=0.1, numbers=ADAMW.numbers({"betas": (0.9, 0.999), "eps": 1e-8}))
+options = Hyper(lr=0.1, weight_decay=0.1, hyperparameters=ADAMW.hyperparameters({"betas": (0.9, 0.999), "eps": 1e-8}))
 step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": none}), [options])
 step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": [some[0], None]}), [options])
 statistics.statistics(Table(both))
@@ -37,7 +37,7 @@ statistics.statistics(Table(both))
 step.step(SGD, Table({**both, "momentum_buffer": some}), [momentum], LAMB().factor_formula(SGD))
 step.step(ADAMW, Table({**both, **moments}), [options], LAMB().factor_formula(ADAMW))
 steps = {"step": [torch.zeros(()), torch.zeros(())]}
-rows = [Row(0, scaled=True, power=1, counts_for_max_norm=True), Row(1, scaled=True)]
+rows = [Row(0, scaled=True, exponent=1, counts_for_max_norm=True), Row(1, scaled=True)]
 table = Table({**both, **moments, **steps}, rows)
 one = torch.ones(())
 totals = totals_of([statistics.statistics(table, grad_scale=one)], [torch.tensor([True, False])])

@@ -75,7 +75,9 @@ def load_library(name, code, flags, key):
 
 
 def table(operation):
-    rows = [Row(i, scaled=i != 1, power=i % 2 * (operation == "sgd"), counts_for_max_norm=i % 2 == 1) for i in range(8)]
+    rows = [
+        Row(i, scaled=i != 1, exponent=i % 2 * (operation == "sgd"), counts_for_max_norm=i % 2 == 1) for i in range(8)
+    ]
     return make(operation, [(5,), *7 * [(20_000,)]], torch.float32, torch.device("cpu"), rows)
 
 

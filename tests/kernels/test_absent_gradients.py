@@ -57,7 +57,7 @@ def made_of(columns, chosen, rows, grads):
     copies = {
         name: [None if column[i] is None else column[i].clone() for i in chosen] for name, column in columns.items()
     }
-    rows = [row._replace(tensor=chosen.index(row.tensor)) for row in rows if row.tensor in chosen]
+    rows = [row._replace(param_index=chosen.index(row.param_index)) for row in rows if row.param_index in chosen]
     return Table({**copies, "grad": [grads[i].clone() for i in chosen]}, rows)
 
 
@@ -111,7 +111,7 @@ def test_rescaled_rows_without_a_gradient(backend):
     count = len(SHAPES)
     extra = {"step": [torch.tensor(float(i)) for i in range(count)], "ema": [p.clone() for p in made.columns["param"]]}
     columns = {**made.columns, **extra, "grad": some(made.columns["grad"], (0, 2))}
-    table = Table(columns, [Row(i, power=i % 3, counts_for_max_norm=i % 3 == 1) for i in range(count)])
+    table = Table(columns, [Row(i, exponent=i % 3, counts_for_max_norm=i % 3 == 1) for i in range(count)])
     other = twin(table)
     for each in (table, other):
         each.hyper_index = [0, 1, 0, 1, 1, 1]
@@ -137,7 +137,7 @@ def quotient(norm, weight_norm):
 def test_a_rescaled_row_without_a_gradient_has_no_factor(backend):
     made = make("sgd", [(6, 8), (6, 8)], torch.float32, torch.device("cpu"))
     columns = {**made.columns, "grad": some(made.columns["grad"], (0,))}
-    table = Table(columns, [Row(0, scaled=True), Row(1, scaled=True, power=1, counts_for_max_norm=True)])
+    table = Table(columns, [Row(0, scaled=True), Row(1, scaled=True, exponent=1, counts_for_max_norm=True)])
     table.hyper_index = [0, 1]
     before = columns["param"][1].double()
     gate = Gate(totals(backend, table, grad=False))
@@ -149,7 +149,7 @@ def test_a_rescaled_row_without_a_gradient_has_no_factor(backend):
 def test_a_rescaled_row_has_its_first_state_divided(backend):
     """The first state is the momentum; the others, such as second moments, have another scale."""
     made = make("adamw", [(6, 8)], torch.float32, torch.device("cpu"))
-    table, plain = (Table(twin(made).columns, [Row(0, power=p, counts_for_max_norm=bool(p))]) for p in (1, 0))
+    table, plain = (Table(twin(made).columns, [Row(0, exponent=p, counts_for_max_norm=bool(p))]) for p in (1, 0))
     norm = table.columns["param"][0].double().norm().float()
     backend.step(ADAMW, table, HYPER["adamw"][:1], gate=Gate(totals(backend, table)))
     backend.step(ADAMW, plain, HYPER["adamw"][:1])
@@ -162,7 +162,7 @@ def test_a_rescaled_row_in_parts_of_other_memory_without_a_gradient():
     """Scratch tensors take the places of the parameter and its momentum, and of no gradient."""
     made = make("sgd", [(6, 8), (6, 8)], torch.float32, torch.device("cpu"))
     columns = {name: [tensor[:, ::2] for tensor in column] for name, column in made.columns.items()}
-    table = Table(columns, [Row(i, power=1, counts_for_max_norm=True) for i in range(2)])
+    table = Table(columns, [Row(i, exponent=1, counts_for_max_norm=True) for i in range(2)])
     other = twin(table)
     first, second = columns["grad"]
     # the step with NaN is skipped, but the scratch tensor of the gradient has it
@@ -181,7 +181,7 @@ def test_the_first_gradient_comes_late():
     """A launch that only rescales does not mark the table as without gradients."""
     made = make("sgd", SHAPES[:2], torch.bfloat16, torch.device("cpu"))
     columns = {**made.columns, "grad": [None, None]}
-    rows = [Row(i, power=1, counts_for_max_norm=True) for i in range(2)]
+    rows = [Row(i, exponent=1, counts_for_max_norm=True) for i in range(2)]
     table = Table(columns, rows)
     other = twin(table)
     table.grad_dtype = other.grad_dtype = torch.float32

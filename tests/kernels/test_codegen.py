@@ -54,7 +54,7 @@ HALF_ONLY = {
     "sgd momentum, noise": (3, 2),
     "adamw, noise": (4, 3),
     "lion, noise": (3, 2),
-    # and two moments and the exact weight, which are float32
+    # and two moments and the master weight, which are float32
     "adamw, master": (2, 1),
 }
 BRAIN_ONLY = {

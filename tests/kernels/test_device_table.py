@@ -91,8 +91,10 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
     columns = ("param", "grad", "momentum_buffer")
     found, sizes = refreshed(table, columns, numbers), []
     module = sys.modules["fused_lwlr.kernels.triton.upload"]
-    upload = module.upload
-    monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
+    copy_async_ = module.copy_async_
+    monkeypatch.setattr(
+        module, "copy_async_", lambda device, host: sizes.append(len(host)) or copy_async_(device, host)
+    )
     for change, more in [
         (lambda: table.accept_gradients([t.clone() for t in table.columns["grad"]]), {}),
         (lambda: None, {"values": np.float32([[0.3, 0.2]])}),
@@ -130,7 +132,9 @@ def test_every_launch_keeps_its_memory(monkeypatch):
         return found
 
     monkeypatch.setattr(launch, "_arguments", arguments)
-    monkeypatch.setattr(launch, "keep", lambda of: kept.append({t.untyped_storage().data_ptr() for t in of.memory()}))
+    monkeypatch.setattr(
+        launch, "record_streams", lambda of: kept.append({t.untyped_storage().data_ptr() for t in of.memory()})
+    )
     # both have the same width, so that the device table stays
     first = NormalizedGradient().factor_formula(SGD)
     second = first._replace(target="decayed")
@@ -152,8 +156,8 @@ def test_every_launch_keeps_its_memory(monkeypatch):
 def test_memory_is_kept_by_the_allocator_of_the_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     here, there = Mock(is_cuda=False), Mock(is_cuda=True, device="cuda:1")
-    launch.keep(Mock(buffer=here, memory=lambda: [here]))
-    launch.keep(Mock(buffer=there, memory=lambda: [there]))
+    launch.record_streams(Mock(buffer=here, memory=lambda: [here]))
+    launch.record_streams(Mock(buffer=there, memory=lambda: [there]))
     here.record_stream.assert_not_called()
     there.record_stream.assert_called_once_with("stream of cuda:1")
 

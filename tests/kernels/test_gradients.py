@@ -41,20 +41,20 @@ ACCEPTED = {
 
 
 def gradients_of(table):
-    return table.has_grad.tobytes(), table.grad_addresses.tolist(), table.changes
+    return table.has_grad.tobytes(), table.grad_addresses.tolist(), table.version
 
 
 @pytest.mark.parametrize("kind", ACCEPTED)
 def test_accepted(kind):
     """Presence and addresses are new, and the number tells other forms and other parameters."""
     table, grads = made()
-    before, (index, make, same) = table.changes, ACCEPTED[kind]
+    before, (index, make, same) = table.version, ACCEPTED[kind]
     grads[index] = make()
     assert table.accept_gradients(grads)
     assert [bool(one) for one in table.has_grad] == [grad is not None for grad in grads]
     addresses = [0 if grad is None else grad.data_ptr() for grad in grads]
     assert table.grad_addresses.tolist() == addresses
-    assert (table.changes == before) is same
+    assert (table.version == before) is same
     assert all(a is b for a, b in zip(table.columns["grad"], grads, strict=True))
     # the number stays as long as these forms do
     found = gradients_of(table)
@@ -118,7 +118,7 @@ def test_complex_conjugates():
     table, numbers = Table({"param": [param], "grad": [param.clone()]}), []
     for grad in (param.clone(), param.clone(), param.conj(), param.conj()):
         assert table.accept_gradients([grad])
-        numbers.append(table.changes)
+        numbers.append(table.version)
     assert numbers == [1, 1, 2, 2]
 
 

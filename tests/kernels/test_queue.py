@@ -25,7 +25,8 @@ def scaled(operation, device, dtype=torch.float32):
     """A table with most rows scaled, and some of SGD's rows divided by powers of Ŵ."""
     powers = [2, 1, 0, 1, 0, 0, 1] if operation == "sgd" else [0] * 7
     rows = [
-        Row(i, scaled=i != 3, power=p, counts_for_max_norm=p == 1, multiplier=1 + i / 4) for i, p in enumerate(powers)
+        Row(i, scaled=i != 3, exponent=p, counts_for_max_norm=p == 1, multiplier=1 + i / 4)
+        for i, p in enumerate(powers)
     ]
     return make(operation, SHAPES, dtype, device, rows)
 

@@ -39,7 +39,7 @@ def spheres(operation, dtype, device, shapes=BIG, **extra):
         Row(len(shapes) - 1, TILE + 9, shapes[-1][0], 2.0, scaled=True),
     ]  # fmt: skip
     table = make(operation, shapes, dtype, device, rows)
-    counts = np.bincount([row.tensor for row in rows])
+    counts = np.bincount([row.param_index for row in rows])
     radii = [torch.rand(int(n), device=device) + 0.5 if i % 3 != 1 else None for i, n in enumerate(counts)]
     radii[3] = torch.zeros(1, device=device)
     return Table({**table.columns, **extra, "radius": radii}, rows)
@@ -58,7 +58,7 @@ def check_statistics(table, found, expected, columns=RETRACTION_STATISTICS):
 
 
 # an average follows the weight, so a half-precision average also changes where the weight rounds a tie differently;
-# each row compiles a kernel: dtypes, averages and exact weights are the same to all rules and scales
+# each row compiles a kernel: dtypes, averages and master weights are the same to all rules and scales
 @pytest.mark.parametrize(
     ("operation", "scale", "dtype", "average", "exact"),
     [

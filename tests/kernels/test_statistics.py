@@ -23,7 +23,7 @@ def closed_form(table):
     """Each row in float64, and the sum of the magnitudes of its terms, which bounds the rounding."""
     values, scales = [], []
     for row in table.rows:
-        whole = (table.columns[name][row.tensor].double().cpu() for name in ("param", "grad"))
+        whole = (table.columns[name][row.param_index].double().cpu() for name in ("param", "grad"))
         w, g = (t.numpy() if row.stop is None else t.numpy()[row.start : row.stop] for t in whole)
         a = np.abs(g)
         largest = a.max() if a.size else 0.0

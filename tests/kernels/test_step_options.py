@@ -1,4 +1,4 @@
-"""Options of a step other than its rule: loss scales, numbers on the device, exact weights, given factors."""
+"""Options of a step other than its rule: loss scales, numbers on the device, master weights, given factors."""
 
 import pytest
 import torch

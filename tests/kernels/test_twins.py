@@ -68,7 +68,11 @@ def test_all_shapes_in_one_table(operation, dtype, device):
 @pytest.mark.parametrize(("hyper", "taken"), SGD_OPTIONS)
 def test_sgd_options(hyper, taken, dtype, device):
     table = make(
-        "sgd", [(5,), (1030,)], dtype, device, absent=lambda name, _: name == "momentum_buffer" and not hyper.numbers[0]
+        "sgd",
+        [(5,), (1030,)],
+        dtype,
+        device,
+        absent=lambda name, _: name == "momentum_buffer" and not hyper.hyperparameters[0],
     )
     agree("sgd", after(table, taken), [hyper])
 

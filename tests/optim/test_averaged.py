@@ -37,7 +37,7 @@ def values(named):
     + [("sgd", "triton", "ELR", False), ("adamw", "triton", "exact", False)],
 )
 def test_in_and_out(name, backend, kind, raised, device):
-    """Training continues bit-identically after the evaluation, including exact weights and cached norms."""
+    """Training continues bit-identically after the evaluation, including master weights and cached norms."""
     ours, named = trained(name, kind, backend, device)
     # in the same memory as before, so that code that compares addresses sees no change
     other, others = deepcopy((ours, named))

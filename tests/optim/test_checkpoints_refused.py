@@ -189,7 +189,7 @@ MORE_STATE = [
 
 @pytest.mark.parametrize(("options", "key", "value", "message"), MORE_STATE)
 @every_name
-def test_averages_exact_weights_and_radii_that_do_not_fit(name, options, key, value, message, device):
+def test_averages_master_weights_and_radii_that_do_not_fit(name, options, key, value, message, device):
     optimizer, named = trained(name, device, **options)
     checkpoint = spoiled(optimizer, ("state", 0, key), value)
     refused(optimizer, named, checkpoint, f"'{key}' in the state of parameter 'p0' {message}")

@@ -43,7 +43,7 @@ def averages(optimizer, named):
 
 
 def weights(optimizer, named):
-    """The weights to average, in at least float32: exact weights if the state has them, else the stored weights."""
+    """The weights to average, in at least float32: master weights if the state has them, else the stored weights."""
     exact = [optimizer.state.get(p, {}).get("master_weight", p.detach()) for _, p in named]
     return [w.to(torch.promote_types(w.dtype, torch.float32), copy=True) for w in exact]
 

@@ -118,7 +118,7 @@ def two_groups(named):
 
 MORE = {
     "ema": ("adamw", torch.float32, {"ema": 0.9}),
-    "exact weights": ("adamw", torch.bfloat16, {"master_weights": True, "ema": 0.9, "scaling": LAMB()}),
+    "master weights": ("adamw", torch.bfloat16, {"master_weights": True, "ema": 0.9, "scaling": LAMB()}),
     "state_dtype": ("sgd", torch.float32, {"state_dtype": torch.bfloat16}),
     "multipliers": ("sgd", torch.float32, {"layers": {"blocks.0.weight[0:3]": 2.0, "norm.bias": 0.5}}),
     "groups": ("adamw", torch.float32, {"groups": two_groups}),

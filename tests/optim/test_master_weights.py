@@ -1,4 +1,4 @@
-"""Exact weights of half-precision parameters, compared with torch.optim on float32 copies of them."""
+"""Master weights of half-precision parameters, compared with torch.optim on float32 copies of them."""
 
 from functools import partial
 
@@ -36,7 +36,7 @@ def hand_over(named, wide):
 
 
 def agree(ours, torchs, named, wide, backend, steps):
-    """Bit for bit if both use the same arithmetic; the parameter is the rounded exact weight."""
+    """Bit for bit if both use the same arithmetic; the parameter is the rounded master weight."""
     check = same if backend == "torch" else partial(close, steps=steps)
     for (_, p), (_, q) in zip(named, wide, strict=True):
         state = ours.state.get(p, {})
@@ -61,7 +61,7 @@ def follow(named, backend, steps, ours, torchs, wide, change=lambda step: None):
 @every_half
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("name", "options"), ROWS)
-def test_exact_weights_equal_float32_training(name, options, backend, dtype, device):
+def test_master_weights_equal_float32_training(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
     follow(named, backend, 20, *pair_of(name, named, backend, **options))
 
@@ -93,7 +93,7 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 @every_case
 def test_edits_from_outside_count(name, backend, edit, dtype, device):
-    """Edited elements continue from their new value, the others from their exact weight."""
+    """Edited elements continue from their new value, the others from their master weight."""
     named = [("p", nn.Parameter(uniform((130,), dtype, device)))]
     ours, torchs, wide = pair_of(name, named, backend)
     param = named[0][1]

@@ -1,4 +1,4 @@
-"""Exact weights combined with every other option, and with skipped steps."""
+"""Master weights combined with every other option, and with skipped steps."""
 
 from functools import partial
 from itertools import cycle
@@ -56,7 +56,7 @@ def test_equals_float32(name, backend, options, device):
 def test_scalings_by_the_norm_of_the_weight(backend, scaling, device):
     """w ← w − lr · trust ratio · g in double precision.
 
-    A factor of the direction goes by the norm of the exact weight, other factors by the norm of the parameter.
+    A factor of the direction goes by the norm of the master weight, other factors by the norm of the parameter.
     """
     named = parameters(SHAPES, torch.bfloat16, device)
     ours = OURS["sgd"](named, lr=0.1, scaling=scaling, master_weights=True, backend=backend)
@@ -78,7 +78,7 @@ def test_scalings_by_the_norm_of_the_weight(backend, scaling, device):
 
 @every_backend
 def test_rescaled_weights(backend, device):
-    """The exact weight is also divided by Ŵ, computed from the parameters; a bias without a gradient too."""
+    """The master weight is also divided by Ŵ, computed from the parameters; a bias without a gradient too."""
     named = parameters([(6, 5), (4, 5), (6,)], torch.bfloat16, device)
     (_, first), (_, second), (_, bias) = named
     owner = torch.nn.ParameterDict(named)
@@ -112,7 +112,7 @@ def test_rescaled_weights(backend, device):
     ids=name_of,
 )
 def test_a_skipped_step_changes_nothing(name, backend, why, scaling, device):
-    """An edit of the parameter, which the exact weight has not followed yet, is not lost by it."""
+    """An edit of the parameter, which the master weight has not followed yet, is not lost by it."""
     named = parameters(SHAPES, torch.float16, device)
     options = {**OPTIONS[name], "scaling": scaling, "nonfinite": "skip" if why == "nonfinite" else "propagate"}
     ours = OURS[name](named, **options, master_weights=True, backend=backend)
@@ -165,7 +165,7 @@ def test_grad_scaler(name, backend, device):
 
 @every_backend
 def test_bytes(backend, device):
-    """Only the exact weight is added: 4 bytes for each element of a half-precision parameter."""
+    """Only the master weight is added: 4 bytes for each element of a half-precision parameter."""
     named = parameters([(6, 5), (130,)], torch.bfloat16, device)
     ours = OURS["adamw"](named, master_weights=True, backend=backend)
     gradients(named)

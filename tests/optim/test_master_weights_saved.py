@@ -1,4 +1,4 @@
-"""Checkpoints of exact weights."""
+"""Checkpoints of master weights."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ def trained(name, backend, dtype, device, steps=3, **more):
 
 
 @every_case
-def test_a_dict_without_exact_weights(name, backend, device):
-    """A dict of torch.optim or of an optimizer without exact weights: these begin as copies of the parameters."""
+def test_a_dict_without_master_weights(name, backend, device):
+    """A dict of torch.optim or of an optimizer without master weights: these begin as copies of the parameters."""
     named = parameters(SHAPES, torch.bfloat16, device)
     plain = TORCH[name](named, **OPTIONS[name], foreach=False)
     train((plain,), (named,), 2)
@@ -43,8 +43,8 @@ def test_a_dict_without_exact_weights(name, backend, device):
 
 @pytest.mark.parametrize("kind", ["without", "float32", "torch"])
 @every_case
-def test_a_dict_with_exact_weights_elsewhere(name, backend, kind, device):
-    """An optimizer without exact weights drops them when it loads the dict; torch.optim accepts the dict as well."""
+def test_a_dict_with_master_weights_elsewhere(name, backend, kind, device):
+    """An optimizer without master weights drops them when it loads the dict; torch.optim accepts the dict as well."""
     ours, named = trained(name, backend, torch.bfloat16, device)
     again = [(key, nn.Parameter(p.detach().float() if kind == "float32" else p.detach().clone())) for key, p in named]
     if kind == "torch":

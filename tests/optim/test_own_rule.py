@@ -15,7 +15,7 @@ from fused_lwlr.kernels.formula import sign, where
 from fused_lwlr.optim import FusedOptimizer
 
 
-def numbers(options):
+def hyperparameters(options):
     """Momentum, 1 − momentum, and the rate of the first step.
 
     A kernel that subtracted in single precision would get another number, and other signs where terms cancel.
@@ -23,7 +23,7 @@ def numbers(options):
     return options["momentum"], 1 - options["momentum"], 0.5
 
 
-def update(w, g, states, present, coefficients, numbers):
+def update(w, g, states, present, coefficients, hyperparameters):
     """d ← sign(b), b ← momentum · b + (1 − momentum) · g; half of g on the first step."""
     (momentum_buffer,) = states
     decay, gain = coefficients
@@ -31,15 +31,15 @@ def update(w, g, states, present, coefficients, numbers):
     return sign(momentum_buffer), (momentum_buffer,)
 
 
-def coefficients(numbers, steps):
-    momentum, rest, warm = numbers
+def coefficients(hyperparameters, steps):
+    momentum, rest, warm = hyperparameters
     return where(steps == 0, 0.0, momentum), where(steps == 0, warm, rest)
 
 
 SIGNUM = Rule(
     name="signum",
     states=("momentum_buffer",),
-    numbers=numbers,
+    hyperparameters=hyperparameters,
     update=update,
     coefficients=coefficients,
     adaptive=True,
@@ -128,7 +128,9 @@ def test_backends_agree(dtype, options, device):
 
 def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):
     class Coupled(Signum):
-        rule = Rule(name="coupled", states=SIGNUM.states, numbers=numbers, update=update, decay_mode="coupled")
+        rule = Rule(
+            name="coupled", states=SIGNUM.states, hyperparameters=hyperparameters, update=update, decay_mode="coupled"
+        )
 
     with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, since Coupled adds weight decay to"):
         Coupled(parameters([(3,)], torch.float32, device), cautious_decay=True)

@@ -173,7 +173,7 @@ def test_any_statistic_and_any_number_by_name(which, clip, name, backend, device
         close(p.detach(), (w - 0.1 * s * d).float(), 2)
 
 
-def test_both_backends_agree_on_the_dot_of_exact_weights(device):
+def test_both_backends_agree_on_the_dot_of_master_weights(device):
     named, other = twin_parameters([(3, 7), (41, 200)], torch.bfloat16, device)
     options = {
         "weight_decay": 0.2,

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from fused_lwlr.kernels.tensors import upload
+from fused_lwlr.kernels.tensors import copy_async_
 from fused_lwlr.optim import sharded
 
 
@@ -17,8 +17,8 @@ from fused_lwlr.optim import sharded
     ],
 )
 def test_one_upload(values, expected, monkeypatch):
-    uploads = Mock(side_effect=upload)
-    monkeypatch.setattr(sharded, "upload", uploads)
+    uploads = Mock(side_effect=copy_async_)
+    monkeypatch.setattr(sharded, "copy_async_", uploads)
     monkeypatch.setattr(torch.Tensor, "to", Mock(side_effect=AssertionError("pageable memory is uploaded")))
     found = sharded.as_tensor(values, torch.zeros(2, dtype=torch.float64))
     assert uploads.call_count == 1
@@ -28,8 +28,8 @@ def test_one_upload(values, expected, monkeypatch):
 
 def test_numbers_on_the_device_stay_there(monkeypatch):
     """This test uses the meta device as a GPU."""
-    uploads = Mock(side_effect=upload)
-    monkeypatch.setattr(sharded, "upload", uploads)
+    uploads = Mock(side_effect=copy_async_)
+    monkeypatch.setattr(sharded, "copy_async_", uploads)
     like, there = torch.zeros(2, dtype=torch.float64, device="meta"), torch.zeros(1, device="meta")
     found = sharded.as_tensor([0.5, there], like)
     (buffer, host), _ = uploads.call_args
@@ -39,8 +39,8 @@ def test_numbers_on_the_device_stay_there(monkeypatch):
 
 def test_memory_of_an_upload_is_pinned():
     device, host = Mock(is_cuda=True), Mock()
-    upload(device, host)
+    copy_async_(device, host)
     device.copy_.assert_called_once_with(host.pin_memory(), non_blocking=True)
     here = Mock(is_cuda=False)
-    upload(here, host)
+    copy_async_(here, host)
     here.copy_.assert_called_once_with(host, non_blocking=True)

@@ -87,7 +87,7 @@ def test_loading_converts(name, backend, dtype, device):
 @every_state_dtype
 @every_dtype
 def test_bytes(name, options, columns, dtype, state_dtype, device):
-    """Parameter twice, gradient once, and each column of state twice, in its dtype; exact weights too."""
+    """Parameter twice, gradient once, and each column of state twice, in its dtype; master weights too."""
     for master in (False, True):
         named = parameters([(6, 5)], dtype, device)
         ours = ours_of(name, named, "triton", state_dtype=state_dtype, master_weights=master, **options)

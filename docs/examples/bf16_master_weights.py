@@ -1,7 +1,7 @@
-"""Train in bfloat16 with exact weights: the optimizer keeps the bits that bfloat16 rounds away.
+"""Train in bfloat16 with master weights: the optimizer keeps the bits that bfloat16 rounds away.
 
     pip install '.[cli]'
-    python bf16_exact_weights.py
+    python bf16_master_weights.py
 
 A step is often smaller than half a unit in the last place of a bfloat16 weight, and then changes nothing.
 `master_weights=True` keeps 16 more bits of each weight, `stochastic_rounding=True` needs no memory and rounds up or
@@ -27,7 +27,7 @@ half = {"state_dtype": torch.float32}  # moments in float32
 runs = {
     "float32": (torch.float32, {}),
     "bfloat16": (torch.bfloat16, half),
-    "bfloat16, exact weights": (torch.bfloat16, {**half, "master_weights": True}),
+    "bfloat16, master weights": (torch.bfloat16, {**half, "master_weights": True}),
     "bfloat16, stochastic rounding": (torch.bfloat16, {**half, "stochastic_rounding": True}),
 }
 losses = {}
