@@ -19,7 +19,7 @@ from fused_lwlr.optim.checkpoint import check_owners, read, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.hooks import hooked
-from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
+from fused_lwlr.optim.layer_entries import entries_of, is_by_position, resolve, to_text
 from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.option_table import names_of
@@ -209,7 +209,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     "group['param_names'] together, or add parameters by add_param_group()"
                 )
             layers = entries_of(group, labels, group.get("layers"))
-            if layers is not None and isinstance(group["layers"], list):
+            if layers is not None and is_by_position(group["layers"]):
                 # the user may hold the list, and edit it again
                 group["layers"][:] = layers
             else:

@@ -72,7 +72,7 @@ def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list
     if given is None:
         return None
     params = group["params"]
-    if isinstance(given, list) and len(given) == len(params) and not any(_has_names(each) for each in given):
+    if is_by_position(given) and len(given) == len(params):
         return [
             _entry(name, param, [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in entry])
             if _is_slices(entry)
@@ -122,6 +122,11 @@ def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
             )
         check_option(option, number, f"layer {name!r}")
     return LayerOptions(**options)
+
+
+def is_by_position(given: Any) -> bool:
+    """Returns whether options of layers are a list with an item for each parameter, and not mappings of names."""
+    return isinstance(given, list) and not any(map(_has_names, given))
 
 
 def _has_names(value: Any) -> bool:

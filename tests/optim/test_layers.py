@@ -1,5 +1,6 @@
 """`layers=`: the options of a layer act like a separate param group with these options."""
 
+import copy
 import math
 import pickle
 from functools import partial
@@ -305,6 +306,30 @@ def test_state_dicts(name, backend, device):
     train((ours, again), (named, expected), 2)
     compare(same, ours, again, named, expected)
     assert pickle.loads(pickle.dumps(ours)).layers() == ours.layers()
+
+
+@pytest.mark.parametrize("rates", [{"*": 0.5, "p1": 2.0}, [{"*": 0.5}, {"p1": 2.0}]])
+@pytest.mark.parametrize("read", ["layers", "step"])
+@every_backend
+def test_groups_share_the_mappings_that_they_are_given(read, rates, backend, device):
+    """Options are found by names in each group, and what the user gave stays as it is."""
+    (_, first), (_, second), (_, third), (_, fourth) = named = parameters([(3,)] * 4, torch.float32, device)
+    groups = [[("p0", first), ("p1", second)], [("p1", third), ("p0", fourth)]]
+    ours = fused_lwlr.SGD([{"params": group} for group in groups], lr=1.0, backend=backend)
+    given = copy.deepcopy(rates)
+    for group in ours.param_groups:
+        group["layers"] = given
+    if read == "layers":
+        found = {name: options["lr"] for name, options in ours.layers().items()}
+        assert found == {"0.p0": 0.5, "0.p1": 2.0, "1.p1": 2.0, "1.p0": 0.5}
+    else:
+        before = [p.detach().clone() for _, p in named]
+        for _, p in named:
+            p.grad = torch.ones_like(p)
+        ours.step()
+        for (_, p), q, eta in zip(named, before, (0.5, 2.0, 2.0, 0.5), strict=True):
+            same(p.detach(), q - eta)
+    assert given == rates
 
 
 @every_backend
