@@ -60,8 +60,9 @@ def open_data(
         "interpolation": interpolation, "crop_pct": crop_pct, "mean": tuple(mean), "std": tuple(std),
     }  # fmt: skip
     changed = {name: value for name, value in photographs.items() if value != DEFAULTS[name]}
-    for name in ("random_erasing", "color_jitter", "crop_scale"):
-        if name in changed and augmentation == "none":
+    for name in ("random_erasing", "color_jitter", "crop_scale", "interpolation"):
+        # without augmentation all images are resized in one way
+        if augmentation == "none" and changed.get(name) not in (None, "bilinear"):
             raise ValueError(f"{name}={changed[name]} needs augmentation='basic' or another, since it is part of these")
     if color_jitter and augmentation not in ("none", "basic", "three"):
         raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")

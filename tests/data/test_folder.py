@@ -190,6 +190,7 @@ def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
     ("options", "message"),
     [
         ({"random_erasing": 0.1}, "random_erasing=0.1 needs augmentation='basic' or another"),
+        ({"interpolation": "random"}, "interpolation=random needs augmentation='basic' or another"),
         ({"path": "digits", "augmentation": "basic"}, "the digits take augmentation='none'"),
     ],
 )
