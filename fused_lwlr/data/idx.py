@@ -16,6 +16,7 @@ from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.randomness import IMAGE, sequence
 from fused_lwlr.data.sampler import MicroBatch
 from fused_lwlr.data.sources import Splits, Tensors
+from fused_lwlr.data.tar_files import CLASSES as MOST_CLASSES
 
 FASHION = "fashion-mnist"
 PREFIX = "idx:"
@@ -145,6 +146,11 @@ def _read(folder: Path) -> tuple[Labeled, Labeled]:
             raise ValueError(
                 f"data={PREFIX}{folder}: labels of {names[0]} are {labels.dtype} of shape {labels.shape}; there must "
                 f"be one integer from 0 for each of {len(pixels)} images"
+            )
+        if labels.max() >= max(MOST_CLASSES, len(labels)):
+            raise ValueError(
+                f"data={PREFIX}{folder}: labels of {names[0]} go up to {labels.max()}, for {len(labels)} images: "
+                "number the classes from 0, in integers whose first byte is the highest"
             )
         parts.append((torch.from_numpy(pixels)[:, None], torch.from_numpy(labels.astype(np.int64))))
     train, test = parts

@@ -101,6 +101,9 @@ def broken(folder, what):
         content["train", "labels"] = content["train", "labels"][:-1]
     elif what == "classes":
         content["test", "labels"] = content["test", "labels"] + 1
+    elif what == "bytes":  # of integers in the other order
+        content["train", "labels"] = content["train", "labels"].astype(np.int32).byteswap()
+        dtypes["train", "labels"] = ">i4"
     elif what == "floats":
         dtypes["train", "images"] = ">f4"
     elif what == "wide":
@@ -122,6 +125,7 @@ def broken(folder, what):
     ("what", "message"),
     {
         "labels": "labels of train are uint8 of shape (59,); there must be one integer from 0 for each of 60 images",
+        "bytes": "labels of train go up to 33554432, for 60 images: number the classes from 0",
         "classes": "images for testing have other sizes or classes than for training",
         "floats": "images of train are float32 of shape (60, 16, 16); they must be square, of one channel of unsigned",
         "wide": "images of t10k are uint8 of shape (12, 16, 15); they must be square",
