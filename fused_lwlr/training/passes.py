@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fused_lwlr.data import Batch, MicroBatchSampler, Mixing, Splits, Text, train_batches
 from fused_lwlr.data.check import check_batch
+from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 
@@ -38,6 +39,17 @@ class Passes:
                 classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
                 smoothing=recipe.label_smoothing, seed=recipe.seed,
             )  # fmt: skip
+
+    def check_threshold(self) -> None:
+        """Refuse a `bce_threshold` for which all classes of all images count alike after label smoothing."""
+        threshold, smoothing, classes = self.recipe.bce_threshold, self.recipe.label_smoothing, len(self.data.classes)
+        lowest, highest = smoothing / classes, 1 - smoothing + smoothing / classes
+        if threshold is not None and not lowest <= threshold < highest:
+            raise ValueError(
+                f"--bce-threshold {threshold:g} counts every class as {int(threshold < lowest)}, since "
+                f"--label-smoothing {smoothing:g} makes labels of {classes} classes {lowest:g} to {highest:g}: give a "
+                "threshold between them, or leave --label-smoothing out"
+            )
 
     def sampler(self, start: int, stop: int) -> MicroBatchSampler:
         """The images of each pass of this process."""
@@ -79,8 +91,20 @@ class Passes:
         passes = self.batches(self.sampler(0, steps))
         for step in range(steps):
             for micro, (batch, parts) in enumerate(self.parts(passes)[1]):
-                inputs, targets = self.mixed(batch, step, micro * self.world.size + self.world.rank)
+                number = micro * self.world.size + self.world.rank
+                inputs, targets = self.mixed(batch, step, number)
+                self.seed(step, number)
                 yield inputs, (targets, parts)
+
+    def seed(self, step: int, number: int) -> None:
+        """Seed dropout and stochastic depth of a pass.
+
+        Args:
+            number: of the pass in its step, counted over all processes, so that draws do not depend on which process
+                has it.
+        """
+        [seed] = sequence(DROPOUT, self.recipe.seed, step, number).generate_state(1, "uint64")
+        torch.manual_seed(int(seed))
 
     def mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = batch.inputs, batch.targets

@@ -21,7 +21,6 @@ from fused_lwlr.data import (
     next_tokens,
     val_batches,
 )
-from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.measure.layers import Layer
 from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
@@ -112,7 +111,8 @@ class Trainer:
             StoppedError: `agree` returned a stop.
         """
         recipe, progress = self.recipe, progress and self.world.first
-        # check the file, and patterns of names, before minutes are spent
+        # check numbers, the file, and patterns of names, before minutes are spent
+        self.passes.check_threshold()
         given = rates_of_file(recipe, self.model)
         by_decay(recipe, self.model)
         invariant = self._scale_invariant()
@@ -228,12 +228,9 @@ class Trainer:
         self.model.train()
         count, batches = self.passes.parts(passes)
         for micro, (batch, parts) in enumerate(batches):
-            # counts the passes of all processes, so that draws do not depend on which process has a pass
             number = micro * self.world.size + self.world.rank
             inputs, targets = self.passes.mixed(batch, self.step, number)
-            # seeds dropout and stochastic depth
-            [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
-            torch.manual_seed(int(seed))
+            self.passes.seed(self.step, number)
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
                     loss = self.loss(self.called(inputs), targets) / parts

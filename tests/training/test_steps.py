@@ -75,6 +75,18 @@ def test_dropout_follows_from_seed_step_and_pass(data):
     assert drawn(3, 0, size=4) == [found[2][1]]
 
 
+def test_dropout_of_a_calibration_is_that_of_the_steps(data):
+    """So the rates do not depend on the number of processes, which take the passes of one in turn."""
+
+    def drawn(rank, size):
+        trainer = Trainer(dataclasses.replace(BASE, micro_batch=8), World(rank, size, torch.device("cpu")), data)
+        return [torch.rand(1).item() for _ in trainer.passes.weighted(2)]
+
+    alone, shared = drawn(0, 1), [drawn(0, 2), drawn(1, 2)]
+    assert len(set(alone)) == 8
+    assert alone == [number for both in zip(*shared, strict=True) for number in both]
+
+
 def test_a_clipped_step_is_as_long_as_that(data):
     recipe = dataclasses.replace(BASE, momentum=0.0, weight_decay=0.0, clip_global_norm=0.01, steps=1)
     trainer = prepared(recipe, data)
