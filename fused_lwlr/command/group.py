@@ -32,6 +32,8 @@ EXTRA_CLI = {
 """Module -> package: all packages of the extra `cli`, except typer."""
 GIVE_WAY = 10
 """Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
+TOO_LARGE = re.compile("can't allocate memory|Storage size calculation overflowed")
+"""The messages of torch for a tensor that does not fit in memory."""
 LEFT = re.compile("Connection (closed|reset) by peer")
 """The message of gloo when another process has ended."""
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
@@ -147,8 +149,9 @@ class Group(TyperGroup):
         if isinstance(error, (OSError, ValueError)) or type(error) is ImportError:
             return self._in_options(str(error)), 2
         kind = type(error).__name__
-        if kind == "OutOfMemoryError" or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
-            return f"{str(error).splitlines()[0]} Take fewer images at a time (train: --micro-batch)", 2
+        if kind == "OutOfMemoryError" or (isinstance(error, RuntimeError) and TOO_LARGE.search(str(error))):
+            told = str(error).splitlines()[0].rstrip(". ")
+            return f"{told}. Take fewer images at a time (train: --micro-batch), or smaller ones", 2
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
             told = str(error).splitlines()[0].rstrip(". ")
             return f"{told}: if memory ran out, take fewer of them (train: --workers) and type the command again", 2

@@ -16,6 +16,8 @@ COPIES = 3
 """Images of each character in each font, which differ in angle, size and place."""
 SYMBOLS = ("cmex", "cmmi", "cmsy")
 """Start of the names of matplotlib's fonts whose letters or digits are symbols."""
+LARGEST = 1024
+"""Side of the images in pixels; fonts have a largest size, and all images are in memory."""
 FEWEST = 5
 """Fonts; every fifth one is for testing."""
 
@@ -30,8 +32,8 @@ def open_glyphs(image_size: int | None) -> Splits:
         image_size: the side of the images in pixels; None for 16.
     """
     side = 16 if image_size is None else image_size
-    if side < 8:
-        raise ValueError(f"image_size={side} is too small for {GLYPHS}: give 8 or more")
+    if not 8 <= side <= LARGEST:
+        raise ValueError(f"image_size={side} is out of the range of {GLYPHS}: give 8 to {LARGEST}")
     return splits_of(GLYPHS, *drawn(side), tuple(CHARACTERS), side)
 
 

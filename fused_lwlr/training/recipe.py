@@ -54,10 +54,10 @@ def _known_augmentation(value: str) -> str:
     return value
 
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Side = Annotated[int, Field(ge=4)]
+Side = Annotated[int, Field(ge=4, le=10**6)]
 Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
 Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]

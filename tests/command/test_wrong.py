@@ -49,6 +49,10 @@ WRONG = [
     ("train --epochs 1e308", "--epochs 1e308: must be less than or equal to 1000000000"),
     ("train --seed 99999999999999999999", "--seed 99999999999999999999: must be less than 9223372036854775808"),
     ("train --image-size 400000", "can't allocate memory: you tried to allocate"),
+    ("train --image-size 99999999", "--image-size 99999999: must be less than or equal to 1000000"),
+    ("train --batch-size 9999999999999", "--batch-size 9999999999999: must be less than or equal to 1000000000000"),
+    ("train --model toynet2x999999999999999999", "Storage size calculation overflowed with sizes="),
+    ("train --data glyphs --image-size 40000", "--image-size 40000 is out of the range of glyphs: give 8 to 1024"),
     (
         "train --batch-size 63 --mixup 0.5",
         "--mixup and --cutmix pair the images of a pass, but it has 63: make it even (--batch-size or --micro-batch)",
@@ -57,6 +61,10 @@ WRONG = [
         "train --model timm:vit_tiny_patch16_224 --data synthetic --image-size 8",
         "--image-size 8: timm:vit_tiny_patch16_224 does not take images of this size",
     ),
+    ("train --device cpu --loss bce --bce-threshold 0 --label-smoothing 0.1",
+     "--bce-threshold 0 counts every class as 1, since --label-smoothing 0.1 makes labels of 10 classes 0.01"),
+    ("train --device cpu --loss bce --bce-threshold 0.91 --label-smoothing 0.1",
+     "--bce-threshold 0.91 counts every class as 0, since --label-smoothing 0.1 makes labels of 10 classes 0.01 to "),
     ("study methods --seeds 1", "--seeds 1: methods shows a spread over seeds, which takes two at least"),
     # options that do not go together, or have no meaning
     ("train --scaling elr", "--scaling elr needs --goal: the effective learning rate of layers"),
@@ -308,7 +316,8 @@ def test_too_little_memory(run, monkeypatch):
 
     monkeypatch.setattr("fused_lwlr.runs.run.run", full)
     assert run("train", 2).stderr == (
-        "Error: CUDA out of memory. Tried to allocate 2.00 GiB. Take fewer images at a time (train: --micro-batch)\n"
+        "Error: CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "Take fewer images at a time (train: --micro-batch), or smaller ones\n"
     )
 
 

@@ -55,7 +55,7 @@ def test_a_character_is_nearest_to_itself_in_other_fonts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"image_size": 4}, "image_size=4 is too small for glyphs: give 8 or more"),
+        ({"image_size": 4}, "image_size=4 is out of the range of glyphs: give 8 to 1024"),
         ({"image_size": 16, "augmentation": "basic"}, "augmentation='basic' is for photographs: the glyphs take"),
         ({"image_size": 16, "test_size": 20}, "test_size=20 is for photographs"),
     ],
