@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr import calibrate, coordinate_check, gradinit_, metainit_
 from fused_lwlr.methods.elr import scale_invariant
-from fused_lwlr.methods.model import loss_of
+from fused_lwlr.methods.minibatches import loss_of
 
 VOCABULARY, WIDTH = 11, 6
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fused_lwlr.measure.layers import Layer
-from fused_lwlr.methods.model import as_it_was, loss_of, tensors_in
+from fused_lwlr.methods.minibatches import loss_of, tensors_in
+from fused_lwlr.methods.restoring import as_it_was
 
 # Doubling is exact in floating point, so outputs that should not change mostly have the same bits. Gradients
 # get more room: kernels of the backward pass may add in any order, and halves of small float16 numbers round.
@@ -24,7 +25,7 @@ NO_POWER = "a bias or running statistics do not change by a single power of its 
 Exponents = dict[Tensor | nn.Module, int | None]  # None: no power of two, or not the same one in every call
 
 
-def examined(param: Tensor) -> bool:
+def may_be_invariant(param: Tensor) -> bool:
     """Whether a parameter may be scale-invariant: it is trained, and a weight."""
     return param.requires_grad and param.dim() >= 2
 
@@ -114,7 +115,7 @@ class Doubling:
         return trial
 
     def _run(self, weights: list[Layer]) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        """Returns outputs and the gradients of all examined parameters. Without weights, this is the reference run."""
+        """Returns outputs, and gradients of what `may_be_invariant`. Without weights, this is the reference run."""
         if not weights:
             self._recorded = {module: [] for module in (*self._biases, *self._norms)}
         self._recording = not weights
@@ -128,7 +129,7 @@ class Doubling:
             loss.backward()
             grads: dict[Tensor, Tensor] = {}
             for p in self._model.parameters():
-                if examined(p) and p.grad is not None:
+                if may_be_invariant(p) and p.grad is not None:
                     # the next pass writes to the same memory if DDP has views of its buckets
                     grads[p] = p.grad.clone() if p.grad._is_view() else p.grad
         return outputs, grads

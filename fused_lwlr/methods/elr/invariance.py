@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fused_lwlr.measure.layers import Layer, layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined
-from fused_lwlr.methods.model import as_it_was, check_batch, loss_of, part_of, samples
+from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, may_be_invariant
+from fused_lwlr.methods.minibatches import check_batch, loss_of, part_of, samples
+from fused_lwlr.methods.restoring import as_it_was
 from fused_lwlr.ops import Backend
 from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
@@ -79,11 +80,11 @@ def scale_invariant(
             "model is sharded over processes: call scale_invariant before sharding; the result also holds for the "
             "sharded model"
         )
-    layers = [Layer(name, param) for name, param in model.named_parameters() if examined(param)]
+    layers = [Layer(name, param) for name, param in model.named_parameters() if may_be_invariant(param)]
     if not layers:
         raise ValueError("model has no parameter of two or more dimensions that requires a gradient")
     parts = {layer.name: layer for layer in layers_of(model) if layer.stop is not None}
-    every = [*layers, *(layer for layer in parts.values() if examined(layer.param))]
+    every = [*layers, *(layer for layer in parts.values() if may_be_invariant(layer.param))]
     check_batch(batch)
     size = samples(batch)
     if size < 4:

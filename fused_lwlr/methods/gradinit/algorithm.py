@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
-from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
+from fused_lwlr.methods.gradinit.network import Network, Params, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
 from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, positive, require
-from fused_lwlr.methods.model import shown
+from fused_lwlr.methods.progress import with_progress
 from fused_lwlr.patterns import Selection, Selector, everything
 
 Target = Literal["sgd", "adam"]
@@ -132,7 +132,7 @@ def gradinit_(
     elif gamma is None:
         gamma = math.sqrt(0.1 / lr) if optimizer == "sgd" else 0.1 / lr
     history: list[GradInitStep] = []
-    with examined(model):
+    with twice_differentiable(model):
         network = Network(model, loss_fn)
         learned = _learned(model, network, select)
         problem = _Problem(network, optimizer, lr, gamma, relative_gamma is not None, normalize and mode, penalty)
@@ -141,7 +141,7 @@ def gradinit_(
         stream = Minibatches(batches, overlap, steps)
         scales = np.ones(len(network.weights))
         with suppress(PassEndedError):
-            for _ in shown(count() if steps is None else range(steps), steps, "GradInit", progress):
+            for _ in with_progress(count() if steps is None else range(steps), steps, "GradInit", progress):
                 step, found = problem.step(network.scaled(scales.tolist()), stream)
                 gradients = [gradient if on else None for gradient, on in zip(found, learned, strict=True)]
                 scales = mover.step(scales, gradients, step.branch)

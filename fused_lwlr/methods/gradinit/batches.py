@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.methods.model import part_of, samples, sequence_like
+from fused_lwlr.methods.minibatches import part_of, samples, sequence_like
 
 
 class PassEndedError(Exception):

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.gradinit.batches import endless
-from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
+from fused_lwlr.methods.gradinit.network import Network, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
 from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, positive, require
-from fused_lwlr.methods.model import shown
+from fused_lwlr.methods.progress import with_progress
 
 Rule = Literal["signsgd", "adam"]
 LR: dict[Rule, float] = {"signsgd": 0.1, "adam": 0.01}
@@ -127,7 +127,7 @@ def metainit_(
     check_model(model, "metainit_")
     history = []
     # a layer that is computed once more in a backward pass needs the same normalizations, so the same thread
-    with examined(model), DifferentiableNorms(), torch.autograd.set_multithreading_enabled(False):
+    with twice_differentiable(model), DifferentiableNorms(), torch.autograd.set_multithreading_enabled(False):
         network = Network(model, loss_fn)
         mover = (
             RescaleAdam(lr, network.weights, min_scale, 1.0)
@@ -136,7 +136,7 @@ def metainit_(
         )
         scales = np.ones(len(network.weights))
         source = iter(batches) if steps is None else islice(endless(batches, steps, 1, 1), steps)
-        for i, batch in enumerate(shown(source, steps, "MetaInit", progress)):
+        for i, batch in enumerate(with_progress(source, steps, "MetaInit", progress)):
             params = network.scaled(scales.tolist())
             step, gradients = network.run(params, batch, partial(_derivative, list(params.values()), eps))
             found = network.towards_scales(gradients)

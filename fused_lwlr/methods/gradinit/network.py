@@ -12,7 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr.methods.model import as_it_was, loss_of
+from fused_lwlr.methods.minibatches import loss_of
+from fused_lwlr.methods.restoring import as_it_was
 from fused_lwlr.shards import is_distributed
 
 T = TypeVar("T")
@@ -22,7 +23,8 @@ Params = dict[str, Tensor]
 class Network:
     """The loss of a model as a function of its parameters.
 
-    Trainable parameters are replaced, a tied one at all its uses; frozen ones stay. Use it inside `examined(model)`.
+    Trainable parameters are replaced, a tied one at all its uses; frozen ones stay. Use it inside
+    `twice_differentiable(model)`.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor]) -> None:
@@ -56,7 +58,8 @@ class Network:
         def evaluate(model: nn.Module) -> T:
             return use(loss_of(model, batch, self._loss_fn, self._device))
 
-        # with tie_weights it replaces a parameter for each name of its module, and restores a replacement
+        # With tie_weights=True, functional_call replaces a parameter once for each name of its module, and then
+        # restores a replacement, not the original.
         result: T = functional_call(self._holder, values, (evaluate,), tie_weights=False)
         return result
 
@@ -103,7 +106,7 @@ def check_model(model: nn.Module, function: str) -> None:
 
 
 @contextmanager
-def examined(model: nn.Module) -> Iterator[None]:
+def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Batch statistics in normalizations, dropout off, everything differentiable twice; restored afterwards.
 
     Autocast is off, attention takes its plain form, and so do recurrent layers: fused kernels of both have a first

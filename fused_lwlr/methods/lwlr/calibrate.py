@@ -14,7 +14,9 @@ from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
-from fused_lwlr.methods.model import as_it_was, loss_of, shown
+from fused_lwlr.methods.minibatches import loss_of
+from fused_lwlr.methods.progress import with_progress
+from fused_lwlr.methods.restoring import as_it_was
 from fused_lwlr.ops import Backend
 from fused_lwlr.patterns import find, split_name, with_parameters
 
@@ -94,7 +96,7 @@ def calibrate(
             lwlr_init_(model)
         model.train()
         total = steps if steps is not None or not isinstance(batches, Sized) else len(batches) // accumulate
-        for minibatch in shown(islice(_parts(batches, accumulate), steps), total, "calibrating", progress):
+        for minibatch in with_progress(islice(_parts(batches, accumulate), steps), total, "calibrating", progress):
             model.zero_grad(set_to_none=True)
             for batch in minibatch:
                 (loss_of(model, batch, loss_fn, device) / accumulate).backward()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.methods.checks import check_count
-from fused_lwlr.methods.model import loss_of, tensors_in
+from fused_lwlr.methods.minibatches import loss_of, tensors_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -177,7 +177,7 @@ def _train(
     found = []
     for i, batch in enumerate(batches):
         optimizer.zero_grad()
-        with _recorded(model) as calls:
+        with _activations(model) as calls:
             loss = loss_of(model, batch, loss_fn, device)
         found.append({name: float(torch.stack(scales).mean()) for name, scales in calls.items()})
         if i < len(batches) - 1:
@@ -187,7 +187,7 @@ def _train(
 
 
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+def _activations(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     """Yields a dict that gets the mean |activation| of each call of each module, float32 scalars."""
     calls: dict[str, list[Tensor]] = {}
 

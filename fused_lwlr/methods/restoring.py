@@ -1,0 +1,72 @@
+"""A context that restores a model."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.shards import reshard
+
+
+@contextmanager
+def as_it_was(model: nn.Module) -> Iterator[None]:
+    """Turns gradients on; restores weights, buffers, gradients, modes and random number generators on exit or error.
+
+    Raises:
+        ValueError: a parameter has no values to restore, or cannot be changed.
+    """
+    with torch.inference_mode(False):  # gradients are on, also within no_grad()
+        yield from _restored(model)
+
+
+def _restored(model: nn.Module) -> Iterator[None]:
+    reshard(model)
+    for name, param in model.named_parameters():
+        for found, problem in (
+            (param.is_meta, "is on the meta device: give it values first"),
+            (param.is_inference(), "is an inference tensor: clone() it"),
+            (unexpanded(param).shape != param.shape, "is expanded: clone() it"),
+        ):
+            if found:
+                raise ValueError(f"the parameter {name!r} {problem}")
+    params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
+    # DDP writes new gradients to the memory of old ones that are views of its buckets
+    aliases = [grad for *_, grad in params if grad is not None and grad._is_view()]
+    # outside of inference mode nothing can change an inference tensor
+    views = (unexpanded(tensor) for tensor in (*model.buffers(), *aliases) if not tensor.is_inference())
+    copied = [(tensor, tensor.clone()) for tensor in views]
+    # forward passes can set buffers
+    owned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    devices = sorted({param.device.index for param, _, _ in params if param.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        # FSDP may still hold gathered copies of the temporary weights
+        reshard(model)
+        with torch.no_grad():
+            for param, value, grad in params:
+                param.copy_(value)
+                param.grad = grad
+            for tensor, value in copied:
+                tensor.copy_(value)
+            for own, before in owned:
+                own.clear()
+                own.update(before)
+        for module, training in modes:
+            module.training = training
+
+
+def unexpanded(tensor: Tensor) -> Tensor:
+    """Returns a view that has each element of an expanded tensor once, so that it can be written to."""
+    if tensor.layout == torch.strided:
+        for dim, stride in enumerate(tensor.stride()):
+            tensor = tensor if stride else tensor[(slice(None),) * dim + (slice(1),)]
+    return tensor
