@@ -218,13 +218,13 @@ def test_divergence_is_infinite():
 
 
 WRONG = [
-    (lambda: balance.one_step_loss(1.0, 1.0, 4, layers=4), "layers=4 must be 2 or 3"),
+    (lambda: balance.one_step_loss(1.0, 1.0, 4, layers=4), "layers=4 must be one of 2, 3"),
     (lambda: balance.two_step_loss(1.0, 1.0, 1), "h=1 must be an int, at least 2"),
     (lambda: balance.full_gradient_loss(1.0, 1.0, 4, -1), "steps=-1 must be an int, at least 0"),
-    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, gradient="some"), "gradient='some' is not one of 'full', 'signal'"),
-    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, init="he"), "init='he' is not one of 'orthogonal', 'gaussian'"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, gradient="some"), "gradient='some' must be one of 'full', 'signal'"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, init="he"), "init='he' must be one of 'orthogonal', 'gaussian'"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, 1), "layers=1 must be an int, at least 2"),
-    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=-1.0), "noise=-1.0 must not be negative"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=-1.0), "noise=-1.0 must be at least 0"),
     (lambda: balance.simulate_relu(1, 1.0, 1.0, 1, 0), "h=1 must be an int, at least 2"),
 ]
 

@@ -206,7 +206,7 @@ def test_blockwise_of_transformers(kind, third_party):
 WRONG = [
     (lambda: multipliers.blockwise(ResNet(**SIZE)), "finds no layers of the kind ffn, qk, vo by the usual names"),
     (lambda: multipliers.completep(Net(8, 2), Net(8, 2), alpha=2.0), "alpha=2.0 must be from 0 to 1"),
-    (lambda: multipliers.completep(Net(8, 2), Net(8, 2), eps=0.0), "eps=0.0 must be above 0"),
+    (lambda: multipliers.completep(Net(8, 2), Net(8, 2), eps=0.0), "eps=0.0 must be a finite number above 0"),
     (lambda: multipliers.completep(NoShort(**SIZE), NoShort(**SIZE), blocks="trunk"), "is not a Sequential"),
     (
         lambda: multipliers.completep(Net(8, 2), nn.ModuleDict({"blocks": nn.ModuleList([Block(8), Block(8)])})),
@@ -216,7 +216,7 @@ WRONG = [
     (lambda: multipliers.mup(Net(8, 2), Net(4, 2), "sgd", decay="sqrt"), "decay= and eps= are for AdamW"),
     (
         lambda: multipliers.mup(Net(8, 2), Net(4, 2), "adamw", decay="root"),
-        "decay='root' is not one of False, True, 'sqrt'",
+        "decay='root' must be one of False, True, 'sqrt'",
     ),
     (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "adamw", decay="sqrt"), "decay='sqrt' finds no matrix"),
 ]

@@ -75,7 +75,7 @@ def test_quotients_in_closed_form():
         (lambda w: w.sum(), lambda w: [], 1e-5, "params is empty"),
         (lambda w: w, lambda w: [w], 1e-5, r"shape \(2,\): it must be a scalar"),
         (lambda w: w.detach().sum(), lambda w: [w], 1e-5, "depends on no parameter"),
-        (lambda w: w.sum(), lambda w: [w], 0.0, "eps must be a finite number above 0, not 0.0"),
+        (lambda w: w.sum(), lambda w: [w], 0.0, "eps=0.0 must be a finite number above 0"),
     ],
 )
 def test_refused(loss, params, eps, message):

@@ -123,7 +123,7 @@ WRONG = [
         lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]),
         "has 'stem.*': it is not a parameter of the model",
     ),
-    (lambda m: multipliers.mup(m, m, "lion"), "rule='lion' is not one of 'sgd', 'adamw'"),
+    (lambda m: multipliers.mup(m, m, "lion"), "rule='lion' must be one of 'sgd', 'adamw'"),
     (lambda m: multipliers.mup(m, nn.Linear(2, 2), "sgd"), "'bias' is in only one of them"),
     (
         lambda m: multipliers.mup(nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False), "sgd"),

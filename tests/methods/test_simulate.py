@@ -180,12 +180,12 @@ def test_schedules_equal_torchs(rates, of_torch):
 
 
 WRONG = [
-    (lambda: simulate.discrete([-1.0], 1.0, [0.1]), "c must be finite and not negative"),
+    (lambda: simulate.discrete([-1.0], 1.0, [0.1]), r"c=\[-1.0\] must be finite and not negative"),
     (lambda: simulate.discrete([1.0], 0.0, [0.1]), "sq_norm=0.0 must be above 0"),
-    (lambda: simulate.discrete([1.0], 1.0, 0.1), "lrs=0.1 must hold a rate for each step"),
+    (lambda: simulate.discrete([1.0], 1.0, 0.1), "lrs=0.1 must be an array with a rate for each step"),
     (lambda: simulate.discrete([1.0, 2.0], [1.0, 2.0, 3.0], [0.1]), "do not broadcast: layers come last"),
-    (lambda: simulate.discrete([1.0], 1.0, [math.nan]), "lrs must be finite"),
-    (lambda: simulate.continuous([1.0], 1.0, 0.1, -1.0), "t must be finite and not negative"),
+    (lambda: simulate.discrete([1.0], 1.0, [math.nan]), r"lrs=\[nan\] must be finite"),
+    (lambda: simulate.continuous([1.0], 1.0, 0.1, -1.0), "t=-1.0 must be finite and not negative"),
     (lambda: simulate.momentum([1.0], 1.0, 0.1, 1.0, 3), "momentum=1.0 must be at least 0 and below 1"),
     (lambda: simulate.momentum([1.0], 1.0, [0.1], 0.9, 3), "lr has 1 rates for steps=3"),
     (lambda: simulate.momentum([1.0], 1.0, 0.1, 0.9, -1), "steps=-1 must be an int, at least 0"),

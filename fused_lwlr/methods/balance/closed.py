@@ -10,11 +10,9 @@ A₂ = W₁ᵀ β aᵀ / √h). It leaves out the part that comes from the netwo
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fused_lwlr.methods.checks import check_count
-
-Array = NDArray[np.float64]
+from fused_lwlr.methods.checks import Array, check_choice, check_count
 
 
 def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
@@ -76,14 +74,13 @@ def _two_layers(c0: Array | float, c1: Array, c2: Array, h: int) -> Array:
 
 def _start(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int) -> tuple[Array, Array, float]:
     """Both rates in the units of the formulas, and 1 / h."""
-    check(h, layers)
+    check_sizes(h, layers)
     unit = h**1.5 if layers == 2 else h**0.5
     return np.asarray(eta1, dtype=np.float64) / unit, np.asarray(eta2, dtype=np.float64) / unit, 1 / h
 
 
-def check(h: int, layers: int, steps: int = 0) -> None:
+def check_sizes(h: int, layers: int, steps: int = 0) -> None:
     """Raise ValueError for invalid sizes."""
-    if layers not in (2, 3):
-        raise ValueError(f"layers={layers!r} must be 2 or 3")
+    check_choice("layers", layers, (2, 3))
     check_count("h", h, 2)
     check_count("steps", steps, 0)

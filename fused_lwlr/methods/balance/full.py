@@ -12,7 +12,8 @@ Three layers: W₁ and W₂ change within the span of u = W₁ W₂ a and β, wh
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fused_lwlr.methods.balance.closed import Array, check
+from fused_lwlr.methods.balance.closed import check_sizes
+from fused_lwlr.methods.checks import Array
 
 FEWEST, MOST = 64, 1 << 16
 """The numbers of angles at which g is evaluated. The number is doubled until the mean converges."""
@@ -38,7 +39,7 @@ def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, lay
         ValueError: as in `one_step_loss`, the number of steps is negative, or the loss is so chaotic at these rates
             that its mean does not converge.
     """
-    check(h, layers, steps)
+    check_sizes(h, layers, steps)
     one, two = np.broadcast_arrays(np.asarray(eta1, dtype=np.float64), np.asarray(eta2, dtype=np.float64))
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _two_layers(one, two, h, steps) if layers == 2 else _three_layers(one, two, h, steps)

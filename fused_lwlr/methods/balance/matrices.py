@@ -4,8 +4,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fused_lwlr.methods.balance.closed import Array, check
-from fused_lwlr.methods.checks import check_count
+from fused_lwlr.methods.balance.closed import check_sizes
+from fused_lwlr.methods.checks import Array, check_choice, check_count, require
 
 Gradient = Literal["full", "signal"]
 Init = Literal["orthogonal", "gaussian"]
@@ -45,12 +45,10 @@ def simulate(
             or the noise is negative.
     """
     check_count("layers", layers, 2)
-    check(h, 2, steps)
-    if not noise >= 0:
-        raise ValueError(f"noise={noise} must not be negative: it is a variance")
-    for name, value, known in (("gradient", gradient, get_args(Gradient)), ("init", init, get_args(Init))):
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, known))}")
+    check_sizes(h, 2, steps)
+    require(noise >= 0, "noise", noise, "at least 0: it is a variance")
+    check_choice("gradient", gradient, get_args(Gradient))
+    check_choice("init", init, get_args(Init))
     rng = np.random.default_rng(seed)
     draw = orthogonal if init == "orthogonal" else _gaussian
     weights = [draw(rng, h) for _ in range(2 if layers == 2 else layers - 1)]
@@ -91,7 +89,7 @@ def simulate_relu(h: int, eta1: float, eta2: float, steps: int, seed: int) -> Ar
     Raises:
         ValueError: the width is below 2, or the number of steps is negative.
     """
-    check(h, 3, steps)
+    check_sizes(h, 3, steps)
     rng = np.random.default_rng(seed)
     first, second = orthogonal(rng, h), orthogonal(rng, h)
     teacher, last = unit(rng, h), unit(rng, h) / h**0.5

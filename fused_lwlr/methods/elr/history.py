@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fused_lwlr.methods.checks import Array
+from fused_lwlr.methods.plots import finish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +120,7 @@ class ELRHistory:
         for axes in (left, right):
             axes.set_yscale("log")
             axes.set_xlabel("step")
-            axes.spines[["top", "right"]].set_visible(False)
-        if title is not None:
-            figure.suptitle(title)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
+        return finish(figure, path, title)
 
 
 def draw_layers(axes: Any, x: Sequence[int] | Array, values: Array, **style: Any) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import check_count
+from fused_lwlr.methods.checks import check_choice, check_count, positive, require
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
-from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, positive, require
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam
 from fused_lwlr.methods.progress import with_progress
 from fused_lwlr.patterns import Selection, Selector, everything
 
@@ -105,25 +105,25 @@ def gradinit_(
         RuntimeError: the constraint needs a second derivative that torch does not have. The message names the
             operation, such as `hardsigmoid`, which can be written as `relu6(x + 3) / 6`.
     """
-    require("optimizer must be 'sgd' or 'adam' (for AdamW too)", optimizer, optimizer in get_args(Target))
+    require(optimizer in get_args(Target), "optimizer", optimizer, "'sgd' or 'adam' (for AdamW too)")
     lr, tau = positive("lr", lr), positive("tau", tau)
-    rule = "gamma must be above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)"
-    require(rule, gamma, gamma is None or gamma > 0)
+    rule = "above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)"
+    require(gamma is None or gamma > 0, "gamma", gamma, rule)
     for name, value in (("relative_gamma", relative_gamma), ("penalty", penalty)):
-        require(f"{name} must be a finite number above 0, or None", value, value is None or 0 < value < math.inf)
-    rule = "relative_gamma must be None where gamma is given"
-    require(rule, relative_gamma, relative_gamma is None or gamma is None)
-    rule = "penalty must be None where gamma or relative_gamma is given"
-    require(rule, penalty, penalty is None or gamma is relative_gamma is None)
+        require(value is None or 0 < value < math.inf, name, value, "a finite number above 0, or None")
+    require(relative_gamma is None or gamma is None, "relative_gamma", relative_gamma, "None where gamma is given")
+    rule = "None where gamma or relative_gamma is given"
+    require(penalty is None or gamma is relative_gamma is None, "penalty", penalty, rule)
     if steps is not None:
         check_count("steps", steps)
-    require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)
-    require("overlap must be from 0 to 1", overlap, 0 <= overlap <= 1)
-    rule = "normalize must be False with optimizer='adam', whose step is sign(g)"
-    require(rule, normalize, not normalize or optimizer == "sgd")
-    require("mode must be 'official' or 'paper'", mode, mode in get_args(Mode))
-    rule = "normalize must be False with mode='paper' and no gamma, since its step is γ · g / ‖g‖"
-    require(rule, normalize, not (normalize and mode == "paper") or (penalty is None and gamma != math.inf))
+    require(0 <= min_scale <= 1, "min_scale", min_scale, "from 0 to 1, where scales start")
+    require(0 <= overlap <= 1, "overlap", overlap, "from 0 to 1")
+    rule = "False with optimizer='adam', whose step is sign(g)"
+    require(not normalize or optimizer == "sgd", "normalize", normalize, rule)
+    check_choice("mode", mode, get_args(Mode))
+    rule = "False with mode='paper' and no gamma, since its step is γ · g / ‖g‖"
+    bounded = penalty is None and gamma != math.inf
+    require(not (normalize and mode == "paper") or bounded, "normalize", normalize, rule)
     check_model(model, "gradinit_")
     if relative_gamma is not None:
         gamma = relative_gamma

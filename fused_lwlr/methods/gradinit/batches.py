@@ -53,9 +53,11 @@ def endless(source: Iterable[Any], steps: int, fewest: int, most: int) -> Iterat
         fewest, most: the numbers of items that one of the steps may take.
     """
     once, number = isinstance(source, Iterator), f"{most * steps} minibatches"
+    if fewest < most:
+        number = f"from {fewest * steps} to {number}"
     advice = (
-        f"which cannot start again, but steps={steps} take {f'from {fewest * steps} to ' * (fewest < most)}{number}: "
-        "give a list or a DataLoader, which start again, or an iterator over more"
+        f"which cannot start again, but steps={steps} take {number}: give a list or a DataLoader, which start again, "
+        "or an iterator over more"
     )
     known = length_hint(source, fewest * steps)
     if once and known < fewest * steps:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import check_count
+from fused_lwlr.methods.checks import Array, check_choice, check_count, positive, require
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
-from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, positive, require
+from fused_lwlr.methods.gradinit.rules import Branch, RescaleAdam
 from fused_lwlr.methods.progress import with_progress
 
 Rule = Literal["signsgd", "adam"]
@@ -115,13 +115,14 @@ def metainit_(
     Raises:
         ValueError: as `gradinit_`.
     """
-    require("rule must be 'signsgd' or 'adam'", rule, rule in get_args(Rule))
+    check_choice("rule", rule, get_args(Rule))
     lr, eps = positive("lr", LR[rule] if lr is None else lr), positive("eps", eps)
-    require("momentum must be at least 0 and below 1", momentum, 0 <= momentum < 1)
-    require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)
-    signs, left_out = rule == "signsgd", "and must be left out with"
-    require(f"momentum is for rule='signsgd' {left_out} 'adam'", momentum, signs or momentum == 0.9)
-    require(f"min_scale is for rule='adam' {left_out} 'signsgd'", min_scale, not signs or min_scale == 0.01)
+    require(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
+    require(0 <= min_scale <= 1, "min_scale", min_scale, "from 0 to 1, where scales start")
+    if rule == "adam":
+        require(momentum == 0.9, "momentum", momentum, "left out with rule='adam': it is for 'signsgd'")
+    else:
+        require(min_scale == 0.01, "min_scale", min_scale, "left out with rule='signsgd': it is for 'adam'")
     if steps is not None:
         check_count("steps", steps)
     check_model(model, "metainit_")

@@ -4,31 +4,14 @@ A rule maps scales and gradients to new scales: one number for each parameter, i
 has the gradient None.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fused_lwlr.optim.option_table import number_of
+from fused_lwlr.methods.checks import Array
 
 Branch = Literal["objective", "constraint"]
-Array = NDArray[np.float64]
-
-
-def require(rule: str, value: object, held: bool) -> None:
-    """Raise ValueError for an argument that breaks a rule."""
-    if not held:
-        raise ValueError(f"{rule}, not {value!r}")
-
-
-def positive(name: str, value: Any) -> float:
-    """Returns an argument, which may be a tensor of one element, as a float above 0; raises ValueError otherwise."""
-    number = number_of(value)
-    if number is None or not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
-    return number
 
 
 class Descent:

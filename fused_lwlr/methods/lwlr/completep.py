@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from fused_lwlr.methods.checks import positive, require
 from fused_lwlr.methods.lwlr.depth import Blocks, blocks_of
 from fused_lwlr.methods.lwlr.mup import growth
 
@@ -41,10 +42,8 @@ def completep(
         ValueError: α or ε is out of range, no blocks are found, a weight is parametrized, or the base has other
             parameters or dimensions.
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha={alpha} must be from 0 to 1; 1 is CompleteP")
-    if not eps > 0:
-        raise ValueError(f"eps={eps} must be above 0")
+    require(0 <= alpha <= 1, "alpha", alpha, "from 0 to 1; 1 is CompleteP")
+    eps = positive("eps", eps)
     own, small = blocks_of(model, blocks), blocks_of(base, blocks)
     depth = len(own) / len(small)
     based, twins, found = {name for name, _ in base.named_parameters()}, {}, {}

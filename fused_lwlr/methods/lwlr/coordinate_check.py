@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import check_count
+from fused_lwlr.methods.checks import Array, check_count
 from fused_lwlr.methods.minibatches import loss_of, tensors_in
+from fused_lwlr.methods.plots import finish
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Array = npt.NDArray[np.float64]
 
 OUTPUT = "(output)"
 """The name of the output of the model itself."""
@@ -88,16 +86,11 @@ class CoordinateCheck:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.set_xlabel("width")
-            axes.spines[["top", "right"]].set_visible(False)
         plots[0].set_ylabel("mean |activation|")
         if len(self.names) <= 20:
             handles, labels = plots[0].get_legend_handles_labels()
             figure.legend(handles, labels, frameon=False, fontsize="small", loc="outside right upper")
-        if title is not None:
-            figure.suptitle(title)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
+        return finish(figure, path, title)
 
 
 def coordinate_check(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
+from fused_lwlr.methods.checks import require
 from fused_lwlr.patterns import find
 
 Blocks = str | Sequence[str] | None
@@ -74,8 +75,7 @@ def layer_decay(
         ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
             matches no parameter.
     """
-    if not 0 < decay <= 1:
-        raise ValueError(f"decay={decay} must be above 0 and at most 1")
+    require(0 < decay <= 1, "decay", decay, "above 0 and at most 1")
     names = blocks_of(model, blocks)
     found, depth = {}, 0
     for name, _ in model.named_parameters():

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.measure.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
+from fused_lwlr.methods.checks import check_choice
 from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]
@@ -183,6 +184,5 @@ def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
             raise ValueError(
                 f"kinds= names {name!r}, but the model has no such parameter: use names of model.named_parameters()"
             )
-        if kind not in get_args(Kind):
-            raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, get_args(Kind)))}")
+        check_choice(f"kinds[{name!r}]", kind, get_args(Kind))
     return kinds

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from fused_lwlr.measure.layers import fan_dims, is_conv1d
+from fused_lwlr.methods.checks import check_choice
 
 Rule = Literal["sgd", "adamw"]
 Decay = bool | Literal["sqrt"]
@@ -56,10 +57,8 @@ def mup(
             numbers of dimensions, a weight is parametrized, or `decay="sqrt"` finds no matrix, as with a base of the
             same width.
     """
-    if rule not in get_args(Rule):
-        raise ValueError(f"rule={rule!r} is not one of {', '.join(map(repr, get_args(Rule)))}")
-    if decay not in (False, True, "sqrt"):
-        raise ValueError(f"decay={decay!r} is not one of False, True, 'sqrt'")
+    check_choice("rule", rule, get_args(Rule))
+    check_choice("decay", decay, (False, True, "sqrt"))
     if rule == "sgd" and (decay or eps is not None):
         raise ValueError("decay= and eps= are for AdamW: leave them out for rule='sgd'")
     names, based = ({name: name for name, _ in each.named_parameters()} for each in (model, base))

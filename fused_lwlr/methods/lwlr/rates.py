@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fused_lwlr.methods.plots import finish
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.patterns import find, matches, split_name, with_parameters
 
@@ -231,9 +232,4 @@ class LayerRates(Mapping[str, float]):
         for axes in (left, right):
             axes.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
             axes.set_ylabel("learning-rate multiplier η")
-            axes.spines[["top", "right"]].set_visible(False)
-        if title:
-            figure.suptitle(title)
-        if path is not None:
-            figure.savefig(path, dpi=150)
-        return figure
+        return finish(figure, path, title)

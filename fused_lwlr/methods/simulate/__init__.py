@@ -1,7 +1,7 @@
 """Models of effective learning rates: Spreads in Effective Learning Rates, Sections 3 and 4."""
 
+from fused_lwlr.methods.checks import Array
 from fused_lwlr.methods.simulate.models import (
-    Array,
     Simulation,
     continuous,
     discrete,

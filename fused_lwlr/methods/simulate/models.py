@@ -9,11 +9,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from fused_lwlr.methods.checks import check_count
-
-Array = NDArray[np.float64]
+from fused_lwlr.methods.checks import Array, check_count, check_rate, require
 
 
 class Simulation(NamedTuple):
@@ -59,8 +57,7 @@ def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
             broadcast.
     """
     rates = _numbers("lrs", lrs)
-    if rates.ndim == 0:
-        raise ValueError(f"lrs={lrs!r} must hold a rate for each step: np.full(steps, lr) for a constant one")
+    require(rates.ndim > 0, "lrs", lrs, "an array with a rate for each step: np.full(steps, lr) for a constant one")
     c, start = _initial(c, sq_norm, rates.shape[1:])
     squares = np.empty((len(rates) + 1, *start.shape))
     squares[0] = start
@@ -106,11 +103,9 @@ def stable_warmup(c: ArrayLike, sq_norm: ArrayLike, lr: float, steps: int, fract
     Raises:
         ValueError: as in `discrete`, or the rate, the steps or the fraction are out of range.
     """
-    if not (np.isfinite(lr) and lr >= 0):
-        raise ValueError(f"lr={lr} must be finite and not negative")
+    check_rate(lr)
     check_count("steps", steps, 0)
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction} must be above 0 and at most 1")
+    require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
     norms, squares = _initial(c, sq_norm, ())
     rates = np.empty(steps)
     for k in range(steps):
@@ -167,8 +162,7 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
     """
     check_count("steps", steps, 0)
     rates, mu = _numbers("lr", lr), _numbers("momentum", momentum)
-    if (mu >= 1).any():
-        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1")
+    require((mu < 1).all(), "momentum", momentum, "at least 0 and below 1")
     if rates.ndim == 0:
         rates = np.full(steps, rates)
     if len(rates) != steps:
@@ -188,8 +182,7 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
 def _initial(c: ArrayLike, sq_norm: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """Returns c, and ‖W‖² broadcast to the shape of the state, which has at least one dimension."""
     norms, squares = _numbers("c", c), _numbers("sq_norm", sq_norm)
-    if (squares <= 0).any():
-        raise ValueError(f"sq_norm={sq_norm!r} must be above 0: a layer of zeros has no effective learning rate")
+    require((squares > 0).all(), "sq_norm", sq_norm, "above 0: a layer of zeros has no effective learning rate")
     try:
         shape = np.broadcast_shapes(norms.shape, squares.shape, shape, (1,))
     except ValueError:
@@ -201,6 +194,5 @@ def _initial(c: ArrayLike, sq_norm: ArrayLike, shape: tuple[int, ...]) -> tuple[
 
 def _numbers(name: str, values: ArrayLike) -> Array:
     array = np.asarray(values, dtype=np.float64)
-    if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError(f"{name} must be finite and not negative, not {values!r:.80}")
+    require(np.isfinite(array).all() and (array >= 0).all(), name, values, "finite and not negative")
     return array

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from fused_lwlr.methods.checks import check_count
-from fused_lwlr.methods.simulate.models import Array
+from fused_lwlr.methods.checks import Array, check_count
 
 ALPHA = math.sqrt(math.pi / (math.pi - 1))
 """The factor by which the norm of the gradient grows from a layer to the one before it, about 1.21."""

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from fused_lwlr.methods.checks import check_count
-from fused_lwlr.methods.simulate.models import Array
+from fused_lwlr.methods.checks import Array, check_count, check_rate, require
 
 
 def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
@@ -60,11 +59,9 @@ def one_cycle(
         ValueError: lr or steps is negative, pct_start is not in [0, 1], or a factor is not above 0.
     """
     _check(lr, steps, 0)
-    if not 0 <= pct_start <= 1:
-        raise ValueError(f"pct_start={pct_start} must be a fraction of the steps, 0 to 1")
+    require(0 <= pct_start <= 1, "pct_start", pct_start, "a fraction of the steps, 0 to 1")
     for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
-        if not value > 0:
-            raise ValueError(f"{name}={value} must be above 0")
+        require(value > 0, name, value, "above 0")
     start, end = lr / div_factor, lr / div_factor / final_div_factor
     k, peak, last = np.arange(steps), pct_start * steps - 1, steps - 1
     up = np.clip(k / peak if peak > 0 else np.ones(steps), 0, 1)
@@ -77,9 +74,7 @@ def _between(begin: float, end: float, part: Array) -> Array:
 
 
 def _check(lr: float, steps: int, warmup_steps: int) -> None:
-    if not (np.isfinite(lr) and lr >= 0):
-        raise ValueError(f"lr={lr} must be finite and not negative")
+    check_rate(lr)
     check_count("steps", steps, 0)
     check_count("warmup_steps", warmup_steps, 0)
-    if warmup_steps > steps:
-        raise ValueError(f"warmup_steps={warmup_steps} must be at most steps={steps}")
+    require(warmup_steps <= steps, "warmup_steps", warmup_steps, f"at most steps={steps}")
