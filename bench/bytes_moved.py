@@ -37,7 +37,7 @@ def without_kernels() -> Iterator[None]:
 
 
 @contextmanager
-def recorded() -> Iterator[Counter[str]]:
+def counted_bytes() -> Iterator[Counter[str]]:
     """Counts launches, their "bytes", and bytes that update items read "again" after norm items."""
     counted: Counter[str] = Counter()
 

@@ -5,7 +5,7 @@ python -m bench.studies NAME ...   # writes some
 """
 
 from bench.rows import RESULTS, command
-from fused_lwlr.papers.store import recorded, save_report
+from fused_lwlr.papers.store import load_recorded, save_report
 from fused_lwlr.papers.studies import STUDIES, find
 
 RECORDED = RESULTS / "studies"
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(STUDIES)}")
     for name in parser.parse_args().names or sorted(path.name for path in RECORDED.iterdir()):
         study = find(name)
-        settings, results = recorded(RECORDED / name / "results.json", study)
+        settings, results = load_recorded(RECORDED / name / "results.json", study)
         paths = save_report(RECORDED / name, study, study.tables(settings, results), results)
         print(f"Wrote {', '.join(map(str, paths))}.")
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.bytes_moved import recorded
+from bench.bytes_moved import counted_bytes
 from bench.clock import Clock, copy_bandwidth
 from bench.contestants import Contestant, contestants, peers
 from bench.gate import DTYPES, failure, parameters, refusal
@@ -120,7 +120,7 @@ class Entry:
         """Bytes that one step of ours moves; None for other contestants."""
         if self.contestant.who != "ours" or not self.named[0][1].is_cuda:
             return None
-        with recorded() as counted:
+        with counted_bytes() as counted:
             self.optimizer.step()
         return counted["bytes"] + counted["again"]
 

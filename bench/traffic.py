@@ -12,7 +12,7 @@ import torch
 
 import fused_lwlr
 from bench import rows
-from bench.bytes_moved import recorded, without_kernels
+from bench.bytes_moved import counted_bytes, without_kernels
 from bench.contestants import our_statistics
 from bench.gate import parameters
 from fused_lwlr import ScaleInvariant, scaling
@@ -106,7 +106,7 @@ def count(row: Row, device: torch.device) -> tuple[float, float, float, int]:
     optimizer = cls(named, lr=0.1, backend="triton", **options) if cls else our_statistics(named, "triton")
     with without_kernels():
         optimizer.step()
-        with recorded() as counted:
+        with counted_bytes() as counted:
             optimizer.step()
     size = DTYPES[row.dtype].itemsize
     floor: float = 2 * size

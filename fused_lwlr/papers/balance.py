@@ -79,8 +79,8 @@ def curvature(loss: Callable[[float, float], Any], each: float) -> float | None:
         return None
     if max(middle, beside) < FITTED:
         return 0.0
-    found = (beside - middle) / middle / NEAR**2 if math.isfinite(middle) else math.nan
-    return found if math.isfinite(found) else None
+    increase = (beside - middle) / middle / NEAR**2 if math.isfinite(middle) else math.nan
+    return increase if math.isfinite(increase) else None
 
 
 def divisions(results: Any) -> Any:
@@ -138,13 +138,15 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 def draw(results: Any) -> Figure:
     """Losses over p, divided by the loss at equal rates."""
-    found = divisions(results)
-    equal = found.groupby(["layers", "seed", "steps"])[list(KINDS)].transform("first")
-    of = pandas.concat([found.assign(loss=name, ratio=found[kind] / equal[kind]) for kind, name in KINDS.items()])
+    losses = divisions(results)
+    equal = losses.groupby(["layers", "seed", "steps"])[list(KINDS)].transform("first")
+    rows = pandas.concat([losses.assign(loss=name, ratio=losses[kind] / equal[kind]) for kind, name in KINDS.items()])
     titles = {layers: f"{layers} layers, h = {results.h.iloc[0]:g}, α = {alpha:g}" for layers, alpha in ALPHA.items()}
-    of = of.assign(title=of.layers.map(titles), steps=of.steps.map(after))
+    rows = rows.assign(title=rows.layers.map(titles), steps=rows.steps.map(after))
     names = ("p, of rates (1 ± p) · h^α", "loss / loss at equal rates")
-    return bands(of, x="part", y="ratio", labels=names, log="", hue="steps", style="loss", panel=("title",), marker="")
+    return bands(
+        rows, x="part", y="ratio", labels=names, log="", hue="steps", style="loss", panel=("title",), marker=""
+    )
 
 
 STUDY = Study("balance", __doc__, jobs, tables, draw, options="seeds")

@@ -60,13 +60,13 @@ def losses(variant: str, h: int, seed: int) -> dict[str, Any]:
 def divisions(results: Any) -> Any:
     """A row for each network, seed, number of steps, and higher or lower η₁: losses, and the increase in %."""
     names = [f"{sign}{100 * PART:g} %" for sign in "+-"]
-    found = pandas.DataFrame([
+    rows = pandas.DataFrame([
         {"variant": of.variant, "alpha": VARIANTS[of.variant][1], "steps": steps, "division": name,
          "equal": equal, "loss": loss}
         for of in results.itertuples() for steps, equal, *others in zip(STEPS, *of.losses, strict=True)
         for name, loss in zip(names, others, strict=True)
     ]).astype({"equal": float, "loss": float})  # fmt: skip
-    return found.assign(over=100 * (found.loss / found.equal - 1), after=found.steps.map(after))
+    return rows.assign(over=100 * (rows.loss / rows.equal - 1), after=rows.steps.map(after))
 
 
 def problem(of: Any) -> str:
@@ -84,7 +84,7 @@ def best(of: Any) -> str:
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """By how much the loss is higher where rates differ."""
-    found, steps = divisions(results), list(map(after, STEPS))
+    divided, steps = divisions(results), list(map(after, STEPS))
     notes = [
         f"h = {results.h.iloc[0]:g}, {settings.seeds} seeds of weights and teacher; yes: the loss is higher with η₁ "
         f"higher by {100 * PART:g} % and with η₁ lower by {100 * PART:g} %, where the other trained layers share the "
@@ -95,10 +95,10 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "variance 0.001 with two layers, 0.01 with three",
     ]
     labels, words = {"network": "variant", "α": "alpha"}, across("after", steps, {"{}": best})
-    first = summary("whether equal rates are better than others", found, labels, words, notes)
+    first = summary("whether equal rates are better than others", divided, labels, words, notes)
     increases = across("after", steps, {"{}": lambda of: problem(of) or cell(of.over, "{:+.2f}")})
     labels, over = {"network": "variant", "η₁": "division"}, [f"mean ± standard deviation over {settings.seeds} seeds"]
-    second = summary("loss in comparison with equal rates, in %", found, labels, increases, over)
+    second = summary("loss in comparison with equal rates, in %", divided, labels, increases, over)
     return [replace(first, rows=[*first.rows, ["paper", "", "no", *["yes"] * (len(STEPS) - 1)]]), second]
 
 

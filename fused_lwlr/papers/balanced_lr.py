@@ -95,7 +95,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     values = {
         "best lr": GRID.rate_of,
         "steps": steps,
-        **GRID.over(best, "steps", "{:+.1f}", lower_is_better=True),
+        **GRID.differences(best, "steps", "{:+.1f}", lower_is_better=True),
         "norms apart at first": lambda of: cell([apart[0] for apart in of.apart]),
         "at last": lambda of: cell([apart[1] for apart in of.apart]),
     }

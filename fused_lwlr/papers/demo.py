@@ -41,7 +41,7 @@ class Entry:
     arm: Arm
     lr: float
 
-    def found(self, results: Any) -> Any:
+    def own(self, results: Any) -> Any:
         """The results of the entry, in the order of seeds."""
         return results[[labels == self.arm.labels for labels in results.labels]].sort_values("seed")
 
@@ -77,7 +77,7 @@ def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """One table, with a sentence on each comparison below; `quick` has no comparisons."""
-    rows = [[of.task, of.name, of.needs, f"{of.lr:g}", cell(of.found(results).loss)] for of in ENTRIES]
+    rows = [[e.task, e.name, e.needs, f"{e.lr:g}", cell(e.own(results).loss)] for e in ENTRIES]
     smoke = f"--quick is a smoke test: {settings.steps} steps say nothing about the methods"
     notes = [
         f"{settings.over}; loss in nats a character; each at its own best learning rate, found beforehand",
@@ -92,17 +92,17 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 def sentence(results: Any, entry: Entry) -> str:
     """A comparison of an entry with the best earlier entry of its task, seed by seed."""
     before = [other for other in ENTRIES[: ENTRIES.index(entry)] if other.task == entry.task]
-    losses = {other.name: other.found(results).loss.tolist() for other in before}
+    losses = {other.name: other.own(results).loss.tolist() for other in before}
     trained = {name: values for name, values in losses.items() if all(map(isfinite, values))}
-    ours = entry.found(results).loss.tolist()
+    ours = entry.own(results).loss.tolist()
     if not all(map(isfinite, ours)) or not trained:
         return f"{entry.task}: {entry.name} {'diverges' if trained else 'trains where the others diverge'}."
     best = min(trained, key=lambda name: mean(trained[name]))
     gains = [one - other for one, other in zip(ours, trained[best], strict=True)]
     n, p, verdict = compare(gains, lower_is_better=True)
-    said = f"p = {p_text(p)}, ".replace("= <", "<") if isfinite(p) else ""
+    test = f"p = {p_text(p)}, ".replace("= <", "<") if isfinite(p) else ""
     place = f"{abs(mean(gains)):.3f} {'below' if mean(gains) < 0 else 'above'} {best}"
-    return f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {verdict} ({said}n = {n})."
+    return f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {verdict} ({test}n = {n})."
 
 
 def draw(results: Any) -> Figure:
@@ -117,7 +117,7 @@ def draw(results: Any) -> Figure:
         kinds = ["plain", *["usual"] * (len(of_task) - 2), "ours"]
         ends = []
         for entry, kind in zip(of_task, kinds, strict=True):
-            curves = pandas.DataFrame([dict(curve) for curve in entry.found(results).curve]).dropna(axis=1)
+            curves = pandas.DataFrame([dict(curve) for curve in entry.own(results).curve]).dropna(axis=1)
             if curves.size:  # it may have diverged before the first test
                 color = COLORS["longer" if entry.name in LONGER else kind]
                 axes.plot(curves.columns, curves.mean(), color=color, linewidth=4)

@@ -42,9 +42,9 @@ best."""
 def nets(model: str | None) -> list[str]:
     """The net without shortcuts, and the same net with shortcuts if it exists."""
     name = model or MODEL
-    found = NAME.fullmatch(name)
-    if found is not None:
-        return [kind + name.removeprefix(found[1]) for kind in ("noshort", "resnet")]
+    parts = NAME.fullmatch(name)
+    if parts is not None:
+        return [kind + name.removeprefix(parts[1]) for kind in ("noshort", "resnet")]
     return ["noshort", "short"] if name in ("noshort", "short") else [name]
 
 
@@ -129,17 +129,17 @@ def differences(best: Any) -> Table:
     """Seed by seed, between the best rates."""
     arms, rows = GRID.arms(best), []
 
-    def compare(text: str, of: Any, rival: Any, said: str) -> None:
-        rows.append([text, *comparison.against(of, rival, "test_accuracy", "{:+.1f}"), said])
+    def compare(text: str, of: Any, rival: Any, paper: str) -> None:
+        rows.append([text, *comparison.against(of, rival, "test_accuracy", "{:+.1f}"), paper])
 
-    for said, model in zip(("+39.9", "slightly above 0"), best.model.unique(), strict=False):
+    for paper, model in zip(("+39.9", "slightly above 0"), best.model.unique(), strict=False):
         ours, *plain = (arms[model, setup, 0.0] for setup in ("constrained", "momentum, decay", "neither"))
         strongest = min(plain, key=lambda of: GRID.scores(of).iloc[0])
-        compare(f"{model}: constrained minus the best of the others, no warm-up", ours, strongest, said)
+        compare(f"{model}: constrained minus the best of the others, no warm-up", ours, strongest, paper)
     for (model, setup, warmup), of in arms.items():
         if warmup:
-            said = "no gain" if setup == "constrained" else "above 0"
-            compare(f"{model}, {setup}: warm-up minus none", of, arms[model, setup, 0.0], said)
+            paper = "no gain" if setup == "constrained" else "above 0"
+            compare(f"{model}, {setup}: warm-up minus none", of, arms[model, setup, 0.0], paper)
     notes = [
         comparison.NOTE,
         "paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint",

@@ -8,7 +8,7 @@ from typing import Any
 
 from fused_lwlr.papers import images
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP
-from fused_lwlr.papers.elr_spread import recorded
+from fused_lwlr.papers.elr_spread import train_recorded
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, summary
@@ -42,14 +42,14 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
-    """As `images.last`, and Std(E) over convolutions, averaged over the training.
+    """As `images.train_arm`, and Std(E) over convolutions, averaged over the training.
 
     With momentum E comes from the buffer (Eq. 11).
     """
     fields = SETUPS[setup][0]
     lr = lr / fields.get("goal", 1.0)
     recipe = recipe_of(**{"init": "model", **images.FIELDS, "lr": lr, **fields, **common})
-    found, recorders = recorded(recipe, EVERY, tuned=True)
+    found, recorders = train_recorded(recipe, EVERY, tuned=True)
     return {**found.last, "elr_spread": None if found.problem else recorders[1].history.summary()["elr_spread"]}
 
 
@@ -71,7 +71,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "Std(E): over convolutions, averaged over the training; for constrained layers before they are held",
         "difference: test accuracy with warm-up minus without",
     ]
-    values = {"Std(E)": ("elr_spread", "{:.3g}"), **GAIN.over(best, "test_accuracy", "{:+.2f}")}
+    values = {"Std(E)": ("elr_spread", "{:.3g}"), **GAIN.differences(best, "test_accuracy", "{:+.2f}")}
     spread = summary("spread at the best rates, and the gain of warm-up", best, GRID.by, values, notes)
     return [compared, spread, rates]
 

@@ -57,7 +57,7 @@ def measure(steps: int, **common: Any) -> dict[str, Any]:
 
 
 def compare(measured: Any, predicted: Any) -> tuple[float, float, float, float]:
-    """Std(E) measured and predicted, their rank correlation over layers, and their ratio."""
+    """Std(E) of both, the rank correlation of E over layers, and the geometric mean of the factor between them."""
     ranks = spearmanr(measured, predicted).statistic if len(measured) > 1 else 1.0
     apart = np.exp(np.abs(np.log(measured / predicted)).mean())
     return float(measured.std()), float(predicted.std()), float(ranks), float(apart)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER
 from fused_lwlr.papers.language import Arm, study
-from fused_lwlr.papers.tables import said
+from fused_lwlr.papers.tables import paper_figures
 
 MODEL = "postln6"
 WARMUP = 0.2
@@ -30,7 +30,7 @@ PAPER = {
     ("neither", "yes"): "1.383", ("constrained", "no"): "1.285", ("no decay", "yes"): "1.290",
 }  # fmt: skip
 """Figure 12: test perplexity on Multi30k, of a Transformer of 20 layers; its Adam has a decay of 0."""
-FIGURES = {"paper: perplexity": said(PAPER, "setup", "warm-up")}
+FIGURES = {"paper: perplexity": paper_figures(PAPER, "setup", "warm-up")}
 ABOUT = (
     "with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the training; "
     f"constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖"
@@ -42,7 +42,7 @@ def arm(setup: str, warmup: bool, lrs: Mapping[str, Sequence[float]] = LRS, **fi
     """One of `SETUPS`, from Xavier's initialization."""
     optimizer = "AdamW" if SETUPS[setup]["optimizer"] == "adamw" else "SGD"
     labels = {"optimizer": optimizer, "setup": setup, "warm-up": "yes" if warmup else "no"}
-    common = {"model": MODEL, "model_args": ["layernorm=every"], "start": "xavier", "warmup": warmup * WARMUP}
+    common = {"model": MODEL, "model_args": ["layernorm=every"], "start": "xavier", "warmup": WARMUP if warmup else 0.0}
     return Arm(labels, {**common, **SETUPS[setup], **fields}, lrs[setup])
 
 

@@ -58,9 +58,9 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-def figure_1(figure: Any, steps: int = 30) -> None:
+def figure_1(figure: Any) -> None:
     """E of each layer over time: discrete at several λ, and continuous."""
-    c, lr = NETS["NoShort"], 1e-2
+    c, lr, steps = NETS["NoShort"], 1e-2, 30
     axes = figure.subplots(1, 4, sharey=True)
     for place, each in zip(axes, LRS, strict=False):
         lines(place, simulate.discrete(c, SQ_NORM, np.full(steps, each)).elr, f"discrete, λ = {each:g}", "step")
@@ -99,8 +99,9 @@ def figure_4(figure: Any, steps: int = 50, number: str = "4") -> None:
     figure.suptitle(f"Figure {number}: simulated spread of E over {DEPTH} layers after {steps} steps")
 
 
-def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
+def figure_6(figure: Any) -> None:
     """E and ‖W‖² of each layer under several schedules of one peak; Std(λE) compares them."""
+    lr, steps = 0.1, 100
     schedules = {
         "constant": np.full(steps, lr),
         "cosine": simulate.cosine(lr, steps),

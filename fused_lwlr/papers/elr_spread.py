@@ -36,10 +36,10 @@ RECORDS = 2000
 
 def nets(model: str | None) -> list[str]:
     """Nets with and without shortcuts, with all kinds of normalization; or one model outside this family."""
-    found = NAME.fullmatch(model or MODEL)
-    if found is None:
+    parts = NAME.fullmatch(model or MODEL)
+    if parts is None:
         return [str(model)]
-    size = found[2] + (f"x{found[3]}" if found[3] else "")
+    size = parts[2] + (f"x{parts[3]}" if parts[3] else "")
     return [f"{kind}{size}{norm}" for norm in ("", "-noaffine", "-nobn") for kind in ("resnet", "noshort")]
 
 
@@ -59,14 +59,14 @@ def measure(**fields: Any) -> dict[str, Any]:
     Without decay and warm-up, unless `fields` have them.
     """
     recipe = recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields})
-    found, recorders = recorded(recipe)
+    found, recorders = train_recorded(recipe)
     if found.problem is not None:
         return dict.fromkeys((*found.last, "elr_mean", "elr_spread", "rate_spread", "base_spread"))
     base, averages = (recorder.history.summary() for recorder in recorders)
     return {**found.last, **averages, "base_spread": base["elr_spread"]}
 
 
-def recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:
+def train_recorded(recipe: Recipe, every: int | None = None, **options: Any) -> tuple[Trained, list[ELRRecorder]]:
     """Train from He's initialization, and record E of the convolutions, from the gradient and from the buffer.
 
     `every` is the number of steps from each record to the next; by default there are at most `RECORDS`.
@@ -118,23 +118,23 @@ def _statements(results: Any, plain: Any) -> Table:
         of = results[(results.model == model) & (results.lr == lr) & (results.momentum == momentum)]
         return of.set_index("seed")[value]
 
-    def add(statement: str, found: str, what: str, model: str = "") -> None:
-        rows.append([statement, found, "not said" if model.endswith("-nobn") else what])
+    def add(statement: str, ours: str, what: str, model: str = "") -> None:
+        rows.append([statement, ours, "not said" if model.endswith("-nobn") else what])
 
     for model in models:
-        found = cell(ratios(spread(model, lowest), spread(model, low)), "{:.2f}")
-        add(f"{model}: Std(E) at lr {lowest:g} is a multiple of that at {low:g}", found, "above 1", model)
+        ours = cell(ratios(spread(model, lowest), spread(model, low)), "{:.2f}")
+        add(f"{model}: Std(E) at lr {lowest:g} is a multiple of that at {low:g}", ours, "above 1", model)
     for short, noshort in zip(models[::2], models[1::2], strict=False):
-        found = cell(ratios(spread(noshort, lowest), spread(short, lowest)), "{:.2g}")
-        add(f"Std(E) of {noshort} is a multiple of that of {short}, lr {lowest:g}", found, "above 1", short)
+        ours = cell(ratios(spread(noshort, lowest), spread(short, lowest)), "{:.2g}")
+        add(f"Std(E) of {noshort} is a multiple of that of {short}, lr {lowest:g}", ours, "above 1", short)
     for lr, (value, whose) in product(lrs, (("elr_spread", "buffer"), ("base_spread", "gradient"))):
-        found = cell(ratios(spread(models[0], lr, most, value), spread(models[0], lr)), "{:.2f}")
+        ours = cell(ratios(spread(models[0], lr, most, value), spread(models[0], lr)), "{:.2f}")
         text = f"Std(E) of the {whose} with momentum {most:g}, of that without, lr {lr:g}"
-        add(text, found, "below 1" if lr <= LOW else "not said")
+        add(text, ours, "below 1" if lr <= LOW else "not said")
     for model in models:
         kept = plain[plain.model == model].dropna(subset=["elr_spread", "test_accuracy"])
-        found = f"{spearmanr(kept.elr_spread, kept.test_accuracy).statistic:.2f}" if len(kept) > 2 else "too few"
-        add(f"{model}: rank correlation of Std(E) and accuracy over rates and seeds", found, "negative", model)
+        ours = f"{spearmanr(kept.elr_spread, kept.test_accuracy).statistic:.2f}" if len(kept) > 2 else "too few"
+        add(f"{model}: rank correlation of Std(E) and accuracy over rates and seeds", ours, "negative", model)
     notes = ["paper: Sections 4.2 and 4.3, in words; ResNet-56 on CIFAR-10, 200 epochs, with batch normalization"]
     return Table("what the paper says of them", ["statement", "here", "paper"], rows, notes)
 

@@ -66,7 +66,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         columns: Any = {
             "without": without,
             "with": (value, "{:.2f}"),
-            **GRID.over(results, value, "{:+.2f}", lower_is_better=better == "lower"),
+            **GRID.differences(results, value, "{:+.2f}", lower_is_better=better == "lower"),
             "paper": lambda of: better,
         }
         labels = {"net": "model", "SGD with": "setup", "warm-up": "warm-up", "lr": "lr"}

@@ -12,7 +12,7 @@ from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.recipe import is_text
 from fused_lwlr.training.setup import literal
 
-OWN = (
+REFUSED = (
     "seed", "lr", "rates", "init", "optimizer", "scaling", "goal", "data", "model", "epochs", "steps", "device",
     "target_top1", "deterministic", "ema", "out", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
     "stats_every", "keep_best", "tensorboard", "wandb",
@@ -62,7 +62,7 @@ class Settings:
     def common(self) -> dict[str, Any]:
         """Parameters of all jobs that train."""
         optional = {"epochs": self.epochs, "steps": self.steps, "training": self.training}
-        return {"data": self.data, "device": self.device, **{name: of for name, of in optional.items() if of}}
+        return {"data": self.data, "device": self.device, **{name: value for name, value in optional.items() if value}}
 
     def few(self, values: Sequence[Any], count: int) -> Sequence[Any]:
         """Values, or the first ones in a quick study."""
@@ -87,8 +87,9 @@ class Settings:
 
         By default all seeds of the study run, and the common parameters are the options of trainings.
         """
+        common = self.common if common is None else common
         every = [{**cell, "seed": seed} for cell in cells for seed in range(seeds or self.seeds)]
-        return [Job(form, function, (self.common if common is None else common) | of) for of in every]
+        return [Job(form, function, common | cell) for cell in every]
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Study:
         jobs: the work for some settings.
         tables: the results, a data frame as of `frame`, beside the figures of the paper.
         draw: a figure of matplotlib, of the same data frame.
-        grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
+        grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.next_runs`.
         columns: further columns of the data frame, each a function of it.
         epochs, steps: of a training; one of them is None. With `quick` they are 1 and 4.
         data: others must be text as well, or images as well.
@@ -134,38 +135,38 @@ class Study:
         ]
         return pandas.DataFrame(rows).assign(**self.columns)
 
-    def more(self, settings: Settings, results: Any) -> list[Job]:
+    def next_jobs(self, settings: Settings, results: Any) -> list[Job]:
         """The jobs that follow from results, at the next rates and seeds of each arm."""
         if self.grid is None or self.grid.choosing is None:
             return []
-        following = self.grid.following(results, settings.seeds, widen=not settings.quick)
+        runs = self.grid.next_runs(results, settings.seeds, widen=not settings.quick)
         by = self.grid.by.values()
         first = {tuple(job.parameters[name] for name in by): job for job in reversed(self.jobs(settings))}
-        cells = [(first[arm], {self.grid.rate: rate, "seed": seed}) for arm, rate, of in following for seed in of]
+        cells = [(first[arm], {self.grid.rate: rate, "seed": seed}) for arm, rate, seeds in runs for seed in seeds]
         return [replace(job, parameters=job.parameters | cell) for job, cell in cells]
 
     def settings(
-        self, *, training: Sequence[str] = (), quick: bool = False, device: str = "auto", **given: Any
+        self, *, training: Sequence[str] = (), quick: bool = False, device: str = "auto", **options: Any
     ) -> Settings:
         """Settings, with the study's own values for missing options.
 
         Args:
             training: fields of the recipes of all trainings, each as NAME=VALUE.
-            given: seeds, epochs, steps, data, model and width.
+            options: seeds, epochs, steps, data, model and width.
 
         Raises:
             ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not
-                have the form NAME=VALUE or is in `OWN`.
+                have the form NAME=VALUE or is in `REFUSED`.
         """
-        given = {name: value for name, value in given.items() if value is not None}
-        asked = given | ({"set": " ".join(training)} if training else {})
+        options = {name: value for name, value in options.items() if value is not None}
+        named = options | ({"set": " ".join(training)} if training else {})
         every = f"data model {'steps' if self.steps else 'epochs'} seeds set"
-        for option in sorted(asked.keys() - (every if self.options is None else self.options).split()):
-            raise ValueError(f"--{option} {asked[option]} has no meaning for {self.name}: leave it out")
+        for option in sorted(named.keys() - (every if self.options is None else self.options).split()):
+            raise ValueError(f"--{option} {named[option]} has no meaning for {self.name}: leave it out")
         own = {"data": self.data, "seeds": self.seeds, "epochs": self.epochs, "steps": self.steps}
         if quick:
             own |= {"seeds": min(2, self.seeds), "epochs": self.epochs and 1, "steps": self.steps and 4}
-        chosen: dict[str, Any] = own | given
+        chosen: dict[str, Any] = own | options
         if is_text(chosen["data"]) != is_text(self.data):
             kinds = ("images", "text") if is_text(self.data) else ("text", "images")
             raise ValueError(f"--data {chosen['data']} is {kinds[0]}: {self.name} needs {kinds[1]}")
@@ -179,7 +180,7 @@ class Study:
             key = name.lstrip("-").replace("-", "_")
             if not equals:
                 raise ValueError(f"--set {name} is not of the form NAME=VALUE, such as --set amp=bf16")
-            if key in OWN:
+            if key in REFUSED:
                 raise ValueError(
                     f"--set {text}: {self.name} chooses it, has an option for it or does not use it: leave it out"
                 )

@@ -170,8 +170,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         figures = paper_of(of)[1]
         # an epoch more from He's initialization sees the same images, and takes less time
         for rival in ("constant", "warm-up") if "init" in init else ():
-            said = [float(figures[name][0].split()[0]) for name in (init, rival) if name in figures]
-            text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
+            accuracies = [float(figures[name][0].split()[0]) for name in (init, rival) if name in figures]
+            text = f"{accuracies[0] - accuracies[1]:+.1f}" if len(accuracies) == 2 else ""
             over = comparison.against(of, arms[model, rival], "first", "{:+.1f}")
             gains.append([model, LABELS[init], LABELS[rival], *over, text])
         if init != "kaiming" and (of_seeds := factors(of)):
@@ -196,12 +196,12 @@ def draw(results: Any) -> Figure:
     """Accuracy over epochs, and σ(g) over weights, at the best rates."""
     best = GRID.best(results)
     parts = {"accuracies": ("accuracy", 1), "after": ("σ(g)", 0)}
-    of = pandas.concat([
+    curves = pandas.concat([
         unrolled(arm, value, "at", start=start).assign(value=lambda of, name=value: of[name], part=part)
         for _, arm in best.groupby("model", sort=False) for value, (part, start) in parts.items()
     ])  # fmt: skip
     figure = bands(
-        of, x="at", y="value", labels=("epoch", "test accuracy in %"), log="", panel=("model", "part"), free="xy",
+        curves, x="at", y="value", labels=("epoch", "test accuracy in %"), log="", panel=("model", "part"), free="xy",
         hue="start", palette=COLORS,
     )  # fmt: skip
     for accuracy, deviation in zip(figure.axes[::2], figure.axes[1::2], strict=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 from fused_lwlr.papers.elr_constrained import NEITHER
 from fused_lwlr.papers.language import Arm, study
-from fused_lwlr.papers.tables import said
+from fused_lwlr.papers.tables import paper_figures
 
 MODEL = "postln8"
 WARMUP = 0.2
@@ -43,7 +43,7 @@ STUDY = study(
     quick=slice(3),
     text={
         "title": "post-LN Transformer: GradInit in place of warm-up",
-        "paper": {"paper: BLEU": said(PAPER, "optimizer", "start")},
+        "paper": {"paper: BLEU": paper_figures(PAPER, "optimizer", "start")},
         "notes": [
             f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 "
             "of the first norm, before a training without warm-up",

@@ -44,19 +44,24 @@ class Grid:
         """The results of each arm, by the values of `by`, in the order of the jobs."""
         return dict(list(results.groupby(list(self.by.values()), sort=False)))
 
-    def of_choice(self, results: Any) -> Any:
+    def choosing_results(self, results: Any) -> Any:
         """The results that choose the rates: by arm in the order of the jobs, and by rate."""
-        of = results if self.choosing is None else results[results.seed < self.choosing]
-        return pandas.concat([arm.sort_values(self.rate, kind="stable") for arm in self.arms(of).values()])
+        if self.choosing is not None:
+            results = results[results.seed < self.choosing]
+        return pandas.concat([arm.sort_values(self.rate, kind="stable") for arm in self.arms(results).values()])
 
     def scores(self, results: Any) -> Any:
         """The mean score over the seeds that choose, by arm and rate: infinite where one of them diverged."""
-        of = self.of_choice(results)
-        scores = of[self.score].astype(float).mask(of[self.outcome].isna(), inf)
-        return of.assign(**{self.score: scores}).groupby([*self.by.values(), self.rate], sort=False)[self.score].mean()
+        results = self.choosing_results(results)
+        scores = results[self.score].astype(float).mask(results[self.outcome].isna(), inf)
+        runs = results.assign(**{self.score: scores}).groupby([*self.by.values(), self.rate], sort=False)
+        return runs[self.score].mean()
 
     def best(self, results: Any) -> Any:
-        """The results at the best rate of each arm. A rate at which a seed diverges is only chosen if all are such."""
+        """The results at the best rate of each arm.
+
+        A rate at which a seed diverged is chosen only if every rate has such a seed.
+        """
         scores = self.scores(results).fillna(inf)
         chosen = scores.groupby(level=list(range(len(self.by))), sort=False).idxmin()
         arms = self.arms(results)
@@ -67,7 +72,7 @@ class Grid:
         rate = results[self.rate].iloc[0]
         return label(rate) if rate else ""
 
-    def over(self, best: Any, value: str, form: str, *, lower_is_better: bool = False) -> Values:
+    def differences(self, best: Any, value: str, form: str, *, lower_is_better: bool = False) -> Values:
         """Columns of a table that compare arms, each at one rate, with their rivals; empty without a rival."""
         arms = self.arms(best)
 
@@ -78,7 +83,7 @@ class Grid:
 
         return {comparison.COLUMNS: found}
 
-    def following(
+    def next_runs(
         self, results: Any, seeds: int, *, widen: bool
     ) -> Iterator[tuple[tuple[Any, ...], float, Sequence[int]]]:
         """Rates and seeds that each arm has to run next.
@@ -90,7 +95,9 @@ class Grid:
         best = self.arms(self.best(results))
         for arm, of in self.arms(results).items():
             rates, rate = of[self.rate].tolist(), float(best[arm][self.rate].iloc[0])
-            step = (rate == max(rates)) - (rate == min(rates)) if self.ladder and widen else 0
+            step = 0
+            if self.ladder and widen and min(rates) < max(rates):
+                step = 1 if rate == max(rates) else -1 if rate == min(rates) else 0
             if step and 0 <= self.ladder.index(rate) + step < len(self.ladder):
                 yield arm, self.ladder[self.ladder.index(rate) + step], choosing
             else:
@@ -105,16 +112,17 @@ class Grid:
         """Test accuracy at the best rate of each arm, with differences from its rival; and all rates."""
         best = self.best(results)
         values: Values = {"best lr": self.rate_of, "test accuracy %": ("test_accuracy", "{:.2f}")}
-        over, chosen = self.over(best, "test_accuracy", "{:+.2f}"), f"best lr: {self.choice}"
-        compared = summary(title, best, self.by, {**values, **over}, [*notes, chosen, comparison.NOTE])
+        differences, chosen = self.differences(best, "test_accuracy", "{:+.2f}"), f"best lr: {self.choice}"
+        compared = summary(title, best, self.by, {**values, **differences}, [*notes, chosen, comparison.NOTE])
         tried = {"held-out loss": ("val_loss", "{:.3f}"), "test accuracy %": ("test_accuracy", "{:.1f}")}
         return [compared, self.rates(results, "all learning rates", "lr", tried)]
 
     def rates(self, results: Any, title: str, name: str, values: Values) -> Table:
         """Values at all rates, of the seeds that choose; without arms that have no rate."""
-        of = self.of_choice(results[results[self.rate] != 0])
-        return summary(f"{title}, {self.choosing} seeds", of, {**self.by, name: self.rate}, values)
+        results = self.choosing_results(results[results[self.rate] != 0])
+        return summary(f"{title}, {self.choosing} seeds", results, {**self.by, name: self.rate}, values)
 
     def draw(self, results: Any, *, of_rate: str = "learning rate", **options: Any) -> Figure:
         """Test accuracy over the rate, of the seeds that choose. Arguments as of `bands`."""
-        return bands(self.of_choice(results), x=self.rate, y="test_accuracy", labels=(of_rate, ACCURACY), **options)
+        results = self.choosing_results(results)
+        return bands(results, x=self.rate, y="test_accuracy", labels=(of_rate, ACCURACY), **options)

@@ -8,9 +8,9 @@ from fused_lwlr.data.sampler import MicroBatch, permutation
 from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.data.sources import Loaded, Split
 
-PART = 5
+ONE_IN = 5
 MOST = 5000
-"""One image in `PART` is held out, but at most `MOST`."""
+"""One image in `ONE_IN` is held out, but at most `MOST`."""
 
 
 class Selected(Split):
@@ -45,6 +45,6 @@ def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
     if isinstance(data.train, Stream):
         raise ValueError(f"a part of {data.name} cannot be held out by index, to choose learning rates by")
     order = tuple(permutation(len(data.train), 0, 0).tolist())
-    count = min(len(order) // PART, MOST)
+    count = min(len(order) // ONE_IN, MOST)
     plain = data.plain or data.train
     return replace(data, train=Selected(data.train, order[count:])), Selected(plain, order[:count])

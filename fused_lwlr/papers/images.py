@@ -6,6 +6,7 @@ from typing import Any
 from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 Arms = Mapping[str, tuple[Mapping[str, Any], Sequence[float]]]
 """Arm -> fields of a recipe, and the rates that it begins with."""
@@ -16,17 +17,22 @@ BATCH, CALIBRATION = 64, 10
 FIELDS = {"batch_size": BATCH, "calibration_steps": CALIBRATION, "eval_every": 10**9}
 """Fields of trainings, which use the test images after the last step alone."""
 SCHEDULE = f"batches of {BATCH} images; a tenth is warm-up, then a cosine"
+DECAY = f"weight decay: {WEIGHT_DECAY['sgd']:g} with SGD, which has momentum, and {WEIGHT_DECAY['adamw']:g} with AdamW"
 MULTIPLIERS = f"multipliers of {CALIBRATION} minibatches"
 
 
 def ladder(by: Mapping[str, str], rivals: Mapping[str, str]) -> Grid:
-    """A grid in which an arm whose best rate is the lowest or highest of its rates gets the next."""
+    """A grid that extends.
+
+    If the best rate of an arm is its lowest or highest, the arm also gets the next rate of `LADDER`.
+    """
     return Grid(by, rivals=rivals, choosing=CHOOSING, ladder=LADDER)
 
 
-def rules(arms: Arms) -> dict[str, str]:
-    """The name of the optimizer of each arm, which is the arm to compare it with."""
-    return {arm: "AdamW" if "optimizer" in fields else "SGD" for arm, (fields, _) in arms.items()}
+def plain_arms(arms: Arms) -> dict[str, str]:
+    """Arm -> the arm with its optimizer alone, "SGD" or "AdamW", which is the one to compare it with."""
+    rules = {arm: "AdamW" if "optimizer" in fields else "SGD" for arm, (fields, _) in arms.items()}
+    return {arm: rule for arm, rule in rules.items() if arm != rule}
 
 
 def cells(settings: Settings, arms: Arms, names: Iterable[str] | None = None, **own: Any) -> list[dict[str, Any]]:
@@ -34,7 +40,7 @@ def cells(settings: Settings, arms: Arms, names: Iterable[str] | None = None, **
     return [{**own, "arm": arm, "lr": lr} for arm in names or arms for lr in settings.few(arms[arm][1], 2)]
 
 
-def last(arms: Arms, arm: str, **common: Any) -> dict[str, Any]:
+def train_arm(arms: Arms, arm: str, **common: Any) -> dict[str, Any]:
     """Train one of the arms by its fields of a recipe, and `common` ones; the results as of `Trained.last`."""
     return train(recipe_of(**{**FIELDS, **arms[arm][0], **common}), tuned=True).last
 

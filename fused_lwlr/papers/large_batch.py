@@ -28,7 +28,7 @@ ARMS: images.Arms = {
 }
 BATCHES = {256: tuple(ARMS), 2048: tuple(ARMS), 8192: ("SGD", "SGD, Nesterov", "LARS", "AdamW", "LAMB")}
 """Images of a batch -> arms."""
-PLAIN = {arm: rule for arm, rule in images.rules(ARMS).items() if arm != rule}
+PLAIN = images.plain_arms(ARMS)
 """The arm with the same optimizer, without scaling, multipliers and Nesterov momentum."""
 GRID = images.ladder({"batch": "batch_size", "optimizer": "arm"}, PLAIN)
 
@@ -44,9 +44,9 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(batch_size: int, **common: Any) -> dict[str, Any]:
-    """As `images.last`."""
+    """As `images.train_arm`."""
     steps = max(1, CALIBRATION // batch_size)
-    return images.last(ARMS, batch_size=batch_size, calibration_steps=steps, **common)
+    return images.train_arm(ARMS, batch_size=batch_size, calibration_steps=steps, **common)
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:

@@ -32,13 +32,13 @@ def measure(model: str, kind: str, **common: Any) -> dict[str, Any]:
     decide a mean of 1 / √v. `eta` are the multipliers of LWLR for all layers.
     """
     recipe = recipe_of(model=model, optimizer="adamw", lr=learning_rate(model, "adamw"), **FIELDS[kind], **common)
-    found = train(recipe)
-    trainer: Any = found.trainer
+    trained = train(recipe)
+    trainer: Any = trained.trainer
     state, correction = trainer.optimizer.state, 1 - recipe.betas[1] ** trainer.step
     weights = [param for param in trainer.model.parameters() if param.dim() > 1]
     variances = [state[weight]["exp_avg_sq"].mean().item() / correction for weight in weights]
     eta = None if trainer.rates is None else list(trainer.rates.values())
-    return {"multiplier": [variance**-0.5 for variance in variances], "eta": eta, **found.last}
+    return {"multiplier": [variance**-0.5 for variance in variances], "eta": eta, **trained.last}
 
 
 def over_seeds(read: Callable[[Any, Any], Any], form: str = "{:.2f}") -> Value:

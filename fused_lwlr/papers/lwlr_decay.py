@@ -62,7 +62,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "best lr, weight decay": GRID.rate_of,
         "training loss": ("train_loss", "{:.3g}"),
         "test accuracy %": ("test_accuracy", "{:.2f}"),
-        **GRID.over(best, "test_accuracy", "{:+.2f}"),
+        **GRID.differences(best, "test_accuracy", "{:+.2f}"),
         ("good settings", "their highest lr", "highest weight decay"): good,
     }
     notes = [

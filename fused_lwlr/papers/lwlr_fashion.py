@@ -30,7 +30,7 @@ GRID = images.ladder({"arm": "arm"}, RIVALS)
 COLORS = dict(zip(ARMS, ("0.7", "0.35", "#d1495b", "#00798c"), strict=True))
 OVER_CONTROL = f'difference: test accuracy in points minus "{CONTROL}"'
 WITH_TOKENS = f"LWLR: {images.MULTIPLIERS}; but tokens: η = 1 for {' and '.join(TOKENS)}"
-measure = partial(images.last, ARMS)
+measure = partial(images.train_arm, ARMS)
 
 
 def arms_of(model: str) -> list[str]:

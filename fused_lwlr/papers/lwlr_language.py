@@ -6,7 +6,7 @@ from itertools import product
 
 from fused_lwlr.papers import lwlr_vs_single
 from fused_lwlr.papers.language import Arm, study
-from fused_lwlr.papers.tables import said
+from fused_lwlr.papers.tables import paper_figures
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
@@ -46,7 +46,7 @@ STUDY = study(
     quick=slice(3, 5),
     text={
         "title": "pre-LN Transformer: a single rate and layer-wise ones",
-        "paper": {"paper: ViT": said(PAPER, "optimizer", "initialization", "rates")},
+        "paper": {"paper: ViT": paper_figures(PAPER, "optimizer", "initialization", "rates")},
         "notes": [
             f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
             "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",

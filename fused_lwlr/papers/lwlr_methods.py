@@ -9,7 +9,6 @@ from fused_lwlr.papers import images
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.methods import METHODS, PAPER
 from fused_lwlr.papers.tables import Table
-from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 OF_SGD, OF_ADAMW = (0.03, 0.1, 0.3), (0.003, 0.01, 0.03)
 FIRST = {
@@ -19,14 +18,14 @@ FIRST = {
 NAMES = {arm: arm for arm in FIRST} | {"SGD": "single", "SGD-LW": "LWLR", "AdamW-LW": "AdamW-LWLR"}
 """Arm -> its name in the study `methods`."""
 ARMS: images.Arms = {arm: (METHODS[NAMES[arm]][1], lrs) for arm, lrs in FIRST.items()}
-RULES = images.rules(ARMS)
-GRID = images.ladder({"method": "arm"}, {arm: rule for arm, rule in RULES.items() if arm != rule})
+PLAIN = images.plain_arms(ARMS)
+GRID = images.ladder({"method": "arm"}, PLAIN)
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates, with the seeds that choose."""
     cells = images.cells(settings, ARMS, model=settings.model or images.MODEL)
-    return images.jobs(settings, partial(images.last, ARMS), "{arm}-lr{lr:g}-seed{seed}", cells)
+    return images.jobs(settings, partial(images.train_arm, ARMS), "{arm}-lr{lr:g}-seed{seed}", cells)
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -34,8 +33,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     paper = ", ".join(f"{arm} {PAPER[method]}" for arm, method in NAMES.items())
     notes = [
         f"{results.model.iloc[0]}, {settings.over}; {images.SCHEDULE}",
-        f"weight decay: {WEIGHT_DECAY['sgd']:g} with SGD, which has momentum, and {WEIGHT_DECAY['adamw']:g} with "
-        "AdamW; LARC has a trust coefficient of 0.001; all start from LWLR's initialization",
+        f"{images.DECAY}; LARC has a trust coefficient of 0.001; all start from LWLR's initialization",
         f"LW: {images.MULTIPLIERS}; NG: the gradient of every layer is divided by its norm",
         "paper: Table 2, and Table 1 for AdamW and AdamW-LW, ResNet-50 on ImageNet, 90 epochs, one run each: "
         f"{paper}; its LARS is LARC",
@@ -46,5 +44,5 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 STUDY = Study(
     "lwlr-methods", __doc__, jobs, tables, partial(GRID.draw, hue="arm", panel=("rule",), free="x"), grid=GRID,
-    columns={"rule": lambda of: of.arm.replace(RULES)}, steps=300, data="fashion-mnist",
+    columns={"rule": lambda of: of.arm.replace(PLAIN)}, steps=300, data="fashion-mnist",
 )  # fmt: skip

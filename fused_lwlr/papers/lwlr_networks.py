@@ -10,7 +10,6 @@ from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.lwlr_fashion import COLORS, OVER_CONTROL, QUICK, RIVALS, WITH_TOKENS, arms_of, measure
 from fused_lwlr.papers.lwlr_vs_single import PAPER
 from fused_lwlr.papers.tables import Table
-from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 NETWORKS = (("resnet8x8", "sgd"), ("resnet8x8", "adamw"), ("vit4x48p4", "adamw"))
 SIDE = 16
@@ -35,7 +34,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     paper = ", ".join(f"{' with '.join(of)} {one:.2f} and {layerwise:.2f}" for of, (one, layerwise) in PAPER.items())
     notes = [
         f"{settings.over}; {images.SCHEDULE}",
-        f"weight decay: {WEIGHT_DECAY['sgd']:g} with SGD, which has momentum, and {WEIGHT_DECAY['adamw']:g} with AdamW",
+        images.DECAY,
         WITH_TOKENS,
         "paper: Table 1, ImageNet, ResNet-50 for 90 epochs and ViT-S/16 for 300, one run each, with one rate and with "
         f"layer-wise rates, both from LWLR's start: {paper}",

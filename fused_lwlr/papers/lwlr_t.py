@@ -13,12 +13,12 @@ from fused_lwlr import calibrate
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.lwlr_vs_single import MODELS
 from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train, trainer_of
 from fused_lwlr.training.defaults import learning_rate
 from fused_lwlr.training.setup import load_data, new_optimizer
 
-MODELS = ("resnet", "vit")
 BATCH_SIZE = 64
 OTHER_SIZES = (16, 256)
 MOST = 1000
@@ -59,8 +59,8 @@ def measure(model: str, steps: int, batch_size: int, trained: bool, **common: An
     rates = calibrate(trainer.model, batches, cross_entropy, steps=steps, init=False)
     if not trained:
         return {"eta": list(rates.values())}
-    of = train(recipe, optimizer=lambda trainer: new_optimizer(recipe, trainer.model, rates))
-    return {"eta": list(rates.values()), "test_accuracy": of.last["test_accuracy"]}
+    last = train(recipe, optimizer=lambda trainer: new_optimizer(recipe, trainer.model, rates)).last
+    return {"eta": list(rates.values()), "test_accuracy": last["test_accuracy"]}
 
 
 def deviations(results: Any, steps: int) -> Any:
@@ -68,8 +68,8 @@ def deviations(results: Any, steps: int) -> Any:
 
     The reference is the result with the same model and seed after `steps` minibatches of 64.
     """
-    of = results[(results.batch_size == BATCH_SIZE) & (results.steps == steps)].set_index(["model", "seed"]).eta
-    off = [100 * np.abs(np.divide(r.eta, of[r.model, r.seed]) - 1) for r in results.itertuples()]
+    reference = results[(results.batch_size == BATCH_SIZE) & (results.steps == steps)].set_index(["model", "seed"]).eta
+    off = [100 * np.abs(np.divide(r.eta, reference[r.model, r.seed]) - 1) for r in results.itertuples()]
     return results.assign(largest=[each.max() for each in off], mean=[each.mean() for each in off])
 
 

@@ -78,8 +78,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         return f"{cell(of.test_accuracy, '{:.2f}')} at {GRID.rate_of(of)}"
 
     def paper(of: Any) -> str:
-        said = PAPER.get((_family(of.model.iloc[0]), of.optimizer.iloc[0]))
-        return f"{said[0]:.2f} → {said[1]:.2f}" if said and of.kind.iloc[0] == "layerwise" else ""
+        accuracies = PAPER.get((_family(of.model.iloc[0]), of.optimizer.iloc[0]))
+        return f"{accuracies[0]:.2f} → {accuracies[1]:.2f}" if accuracies and of.kind.iloc[0] == "layerwise" else ""
 
     how = "the best of its grid by the loss on a fifth of the training images, which no training has"
     spared = [f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out"]
@@ -94,7 +94,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     values = {
         "single": lambda of: at(arms[of.model.iloc[0], of.optimizer.iloc[0], "single"]),
         "layer-wise": at,
-        **GRID.over(best, "test_accuracy", "{:+.2f}"),
+        **GRID.differences(best, "test_accuracy", "{:+.2f}"),
         "paper": paper,
     }
     each = "" if own else ", each at its best learning rate"

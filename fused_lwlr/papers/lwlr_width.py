@@ -36,24 +36,24 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
-    """As `images.last`, with the names of the convolutions and of the linear layer, and their multipliers."""
+    """As `images.train_arm`, with the names of the convolutions and of the linear layer, and their multipliers."""
     recipe = recipe_of(**{**images.FIELDS, **ARMS[arm], **common, "model": f"davidnet{width}"})
     data = load_data(recipe)
     model = new_model(recipe, classes=len(data.classes), **data.sizes)
-    given = None
+    mup = None
     if arm == "μP":
         base = build(f"davidnet{WIDTHS[0]}", classes=len(data.classes), **data.sizes)
-        given = multipliers.mup(model, base, "sgd")
+        mup = multipliers.mup(model, base, "sgd")
         with torch.no_grad():
             # a variance of 1 / fan_in² (Tensor Programs V, Table 3), which is PyTorch's own at the width of the base
             model.get_parameter("head.weight").mul_((WIDTHS[0] / width) ** 0.5)
     weights = [name for name, param in model.named_parameters() if param.dim() > 1]
-    found = train(
+    trained = train(
         recipe, model=model, tuned=True,
-        optimizer=lambda trainer: new_optimizer(recipe, trainer.model, given or trainer.rates),
+        optimizer=lambda trainer: new_optimizer(recipe, trainer.model, mup or trainer.rates),
     )  # fmt: skip
-    rates = given or (found.trainer and found.trainer.rates) or dict.fromkeys(weights, 1.0)
-    return {**found.last, "layers": weights, "eta": [rates[name] for name in weights]}
+    rates = mup or (trained.trainer and trained.trainer.rates) or dict.fromkeys(weights, 1.0)
+    return {**trained.last, "layers": weights, "eta": [rates[name] for name in weights]}
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -73,12 +73,12 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     once = results.drop_duplicates(["width", "arm", "seed"])  # multipliers do not depend on the rate
     layers = once[once.arm != CONTROL].explode(["layers", "eta"])
     columns = across("width", widths, {"η at width {}": ("eta", "{:.3f}")})
-    said = (
+    paper = (
         "paper: Figure 14, in words: multipliers of LWLR do not depend on the width, except in the last few layers; μP "
         "scales the first convolution, the linear layer, and the parameters of batch normalization"
     )
     title, names = "multipliers of convolutions and the linear layer", {"rates": "arm", "layer": "layers"}
-    return [first, over, summary(title, layers, names, columns, [said]), every]
+    return [first, over, summary(title, layers, names, columns, [paper]), every]
 
 
 STUDY = Study(

@@ -13,7 +13,7 @@ from fused_lwlr import NormalizedGradientAdaptive, lwlr_init_, multipliers
 from fused_lwlr.papers.figures import bands, mark_diverged
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, across, cell, said, summary
+from fused_lwlr.papers.tables import Table, across, cell, paper_figures, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.setup import load_data, new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -76,10 +76,10 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
     # the perceptrons should overfit
     fields = {"model": model} if model else {"model": "resnet", "weight_decay": 0.0}
     recipe = recipe_of(**fields, **METHODS[method][1], **common)
-    network, given = perceptron(method, size, load_data(recipe), recipe.seed) if model is None else (None, None)
+    network, mup = perceptron(method, size, load_data(recipe), recipe.seed) if model is None else (None, None)
 
     def optimizer(trainer: Trainer) -> Any:
-        rates = DEPTH[method](trainer.model) if method in DEPTH else given or trainer.rates
+        rates = DEPTH[method](trainer.model) if method in DEPTH else mup or trainer.rates
         scaling = {"scaling": NormalizedGradientAdaptive()} if method == "SGD-NG_adap" else {}
         return new_optimizer(recipe, trainer.model, rates, **scaling)
 
@@ -142,7 +142,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return [
         summary(f"lowest training loss over {grid} learning rates", best, label, columns[0], notes),
         summary(f"how many of {grid} learning rates work", results, label, columns[1], work),
-        summary(ours, best, label, {**columns[2], "paper": said(PAPER, "method")}, [paper]),
+        summary(ours, best, label, {**columns[2], "paper": paper_figures(PAPER, "method")}, [paper]),
     ]
 
 

@@ -43,7 +43,7 @@ def run_study(study: Study, store: Store, workers: int | None, progress: Callabl
         progress(total=len(results) + len(wanted))
         results += run(store, wanted, workers, progress)
         done = {result["name"] for result in results}
-        wanted = [job for job in study.more(settings, study.frame(results)) if job.name not in done]
+        wanted = [job for job in study.next_jobs(settings, study.frame(results)) if job.name not in done]
     return results
 
 

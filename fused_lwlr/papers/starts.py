@@ -31,10 +31,10 @@ def train_after(begin: Callable[[Trainer], Any], **common: Any) -> dict[str, Any
     `begin` initializes the model of a training, and returns its optimizer. After divergence all are None but `problem`,
     which has the reason, also if `begin` fails.
     """
-    found: dict[str, Any] = dict.fromkeys(("first", "best", "last", "accuracies", "val_loss", "normalized"))
+    results: dict[str, Any] = dict.fromkeys(("first", "best", "last", "accuracies", "val_loss", "normalized"))
 
     def initialized(trainer: Trainer) -> Any:
-        found["normalized"] = is_normalized(trainer.model)
+        results["normalized"] = is_normalized(trainer.model)
         return begin(trainer)
 
     recipe = recipe_of(**{"init": "model", "lr": LR, "warmup": 0.0, **common})
@@ -43,11 +43,12 @@ def train_after(begin: Callable[[Trainer], Any], **common: Any) -> dict[str, Any
     except ValueError as error:
         if not re.search(r"not finite|\bnan\b|\binf\b", str(error)):
             raise
-        return {**found, "problem": str(error)}
+        return {**results, "problem": str(error)}
     if trained.problem is None:
-        of = trained.accuracies
-        found |= {"first": of[0], "best": max(of), "last": of[-1], "accuracies": of, "val_loss": trained.val_loss}
-    return {**found, "problem": trained.problem}
+        every = trained.accuracies
+        results |= {"first": every[0], "best": max(every), "last": every[-1], "accuracies": every}
+        results["val_loss"] = trained.val_loss
+    return {**results, "problem": trained.problem}
 
 
 class Scalar(nn.Module):

@@ -32,18 +32,18 @@ class Store:
     def __init__(self, out: Path, settings: Settings) -> None:
         self.out, self.jobs = out, out / "jobs"
         path = out / "settings.json"
-        found = _read(path) if path.exists() else None
-        if found is not None and "study" not in found:
+        stored = _read(path) if path.exists() else None
+        if stored is not None and "study" not in stored:
             raise ValueError(f"{path} is not a file of a study: choose another folder (--out)")
         for name in ("results.json", "table.md", f"{settings.study}.png"):
-            if found is None and (out / name).exists():
+            if stored is None and (out / name).exists():
                 raise ValueError(f"{out / name} is not of a study, which has settings.json: choose another --out")
-        if found is not None and _are_same(str(found.get("data")), settings.data):
-            settings = replace(settings, data=found["data"])  # jobs have the path too
+        if stored is not None and _are_same(str(stored.get("data")), settings.data):
+            settings = replace(settings, data=stored["data"])  # jobs have the path too
         self.settings = settings
         # without results there is nothing to mix up: a mistyped option can be corrected
-        if found is not None and any(self.jobs.glob("*.json")):
-            changed = difference(found, asdict(settings), free=("device", "seeds"))
+        if stored is not None and any(self.jobs.glob("*.json")):
+            changed = difference(stored, asdict(settings), free=("device", "seeds"))
             if changed:
                 raise ValueError(
                     f"{out} holds a run with other settings: {', '.join(changed)}; choose another folder (--out), or "
@@ -70,16 +70,16 @@ class Store:
         path = self.path(job)
         if not path.exists():
             return None
-        found = _read(path)
-        if found.keys() != RESULT:
+        result = _read(path)
+        if result.keys() != RESULT:
             raise ValueError(f"{path} is not the result of a job: delete it to run the job again")
         # jobs may run on other devices
-        changed = difference(found["parameters"], job.parameters, free=("device",))
+        changed = difference(result["parameters"], job.parameters, free=("device",))
         if changed:
             raise ValueError(
                 f"{path} belongs to a job with other parameters: {', '.join(changed)}; choose another folder (--out)"
             )
-        return found
+        return result
 
     def finished(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """The results of all jobs that have one."""
@@ -112,7 +112,7 @@ def save_report(out: Path, study: Study, tables: Sequence[Table], results: Any) 
     return paths
 
 
-def recorded(path: Path, study: Study) -> tuple[Settings, Any]:
+def load_recorded(path: Path, study: Study) -> tuple[Settings, Any]:
     """The settings and the results, as of `Study.frame`, that a results.json holds."""
     content = _read(path)
     return Settings(**content["settings"]), study.frame(content["jobs"])

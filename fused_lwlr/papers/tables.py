@@ -101,7 +101,7 @@ def across(column: str, wanted: Iterable[Any], values: Mapping[str, Value]) -> d
     return {name.format(of): partial(found, value=value, of=of) for name, value in values.items() for of in wanted}
 
 
-def said(figures: Mapping[Any, Any], *columns: str) -> Value:
+def paper_figures(figures: Mapping[Any, Any], *columns: str) -> Value:
     """The figure of a paper for the values that a row has in some columns; an empty cell where it has none."""
 
     def found(results: Any) -> Any:

@@ -21,15 +21,17 @@ from fused_lwlr.training.trainer import Trainer
 
 @dataclass
 class Trained:
-    """The results of a training: the mean loss of each epoch, and the test accuracy in % after it.
+    """The results of a training.
 
     Attributes:
+        train_loss: the mean loss of the last epoch.
+        accuracies: the test accuracy in % after each epoch.
         curve: for text, (steps taken, test loss in nats a token) at every evaluation.
         val_loss: loss after the last step on the data held out for choices, or None.
         problem: why the training diverged, or None.
     """
 
-    losses: list[float] = field(default_factory=list)
+    train_loss: float | None = None
     accuracies: list[float] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
     val_loss: float | None = None
@@ -39,7 +41,7 @@ class Trained:
     def add(self, record: Record) -> None:
         """Receive a record of the loop."""
         if isinstance(record, Interval):
-            self.losses.append(record.loss)
+            self.train_loss = record.loss
         elif isinstance(record, Validation):
             if record.top1 is None:
                 self.curve.append((record.step, record.loss))
@@ -56,7 +58,7 @@ class Trained:
         """Training loss and test accuracy in % of the last epoch, and `val_loss`; None if it diverged."""
         if self.problem is not None:
             return dict.fromkeys(("train_loss", "test_accuracy", "val_loss"))
-        return {"train_loss": self.losses[-1], "test_accuracy": self.accuracies[-1], "val_loss": self.val_loss}
+        return {"train_loss": self.train_loss, "test_accuracy": self.accuracies[-1], "val_loss": self.val_loss}
 
 
 def recipe_of(*, training: Mapping[str, Any] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
@@ -77,13 +79,13 @@ def recipe_of(*, training: Mapping[str, Any] | None = None, warmup: float | None
         # with `steps` only the fraction of `epochs` counts
         epochs = fields.get("epochs", 1.0)
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
-    asked = dict(training or {})
-    if "model_args" in asked:
+    options = dict(training or {})
+    if "model_args" in options:
         # the last value of an argument counts
-        asked["model_args"] = (*fields.get("model_args", ()), *asked["model_args"])
+        options["model_args"] = (*fields.get("model_args", ()), *options["model_args"])
         if "model" not in fields and not is_text(fields["data"]):
-            del asked["model_args"]  # options are checked before the models of the study are known
-    chosen = {**own, **fields, "deterministic": False, **asked}
+            del options["model_args"]  # options are checked before the models of the study are known
+    chosen = {**own, **fields, "deterministic": False, **options}
     # fields that only affect some trainings of a study, such as calibration_steps with layer-wise rates
     for name in without_effect(chosen, DEFAULTS):
         if ONLY[name][0] in {**own, **fields}:
@@ -113,13 +115,13 @@ def train(
     fit, held_out = hold_out(data) if tuned else (data, None)
     trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
-    found = Trained(trainer=trainer)
+    result = Trained(trainer=trainer)
     try:
-        Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
+        Loop(trainer, lambda after: [result], every=trainer.steps_per_epoch).train()
     except DivergedError as error:
-        found.problem = str(error)
-        return found
+        result.problem = str(error)
+        return result
     if held_out is not None:
         trainer.data = replace(fit, val=held_out)
-        found.val_loss = trainer.test()["model"].loss
-    return found
+        result.val_loss = trainer.test()["model"].loss
+    return result

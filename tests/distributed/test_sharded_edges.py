@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import nan_arithmetic
 from sharding import compare, full, gradients, mesh, parameters, placed, spread
-from steps import OPTIONS, OURS, identical, recorded
+from steps import OPTIONS, OURS, counted_bytes, identical
 from tolerances import close, same
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -44,7 +44,7 @@ def test_weights_are_read_for_their_norms_in_the_first_step_only(scaling):
     optimizer = OURS["sgd"](sharded, **OPTIONS["sgd"], scaling=scaling, backend="triton")
     for _ in range(3):
         gradients(parameters(), sharded)
-        with recorded() as counted:
+        with counted_bytes() as counted:
             optimizer.step()
         moved.append(counted["bytes"])
     assert moved[0] > moved[1] == moved[2]

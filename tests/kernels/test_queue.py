@@ -10,7 +10,7 @@ from tables import HYPER, RULES, SGD, TILE, change_sizes, equal, make, totals, t
 from tolerances import same
 from triton import knobs
 
-from bench.bytes_moved import recorded
+from bench.bytes_moved import counted_bytes
 from bench.stress import shuffled
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Gate, Row, reference, triton
@@ -135,7 +135,7 @@ def test_carried_norms_equal_the_norms_of_the_weights(dtype, device):
     table = scaled("sgd", device, dtype)
     for taken in range(3):
         weights = [param.double().square().sum() for param in table.columns["param"]]
-        with recorded() as counted:
+        with counted_bytes() as counted:
             found = triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].factor_formula(SGD))[:, 3]
         torch.testing.assert_close(found, torch.stack(weights), rtol=1e-6, atol=0)
         # the gradient twice, and the weights only at first

@@ -8,7 +8,7 @@ import torch
 from tables import COLUMNS, HYPER, RULES, SGD, SHAPES, equal, make, twin, uniform
 from tolerances import STATISTICS, same
 
-from bench.bytes_moved import recorded
+from bench.bytes_moved import counted_bytes
 from fused_lwlr.kernels import STATISTICS as NAMES
 from fused_lwlr.kernels import Row, Table, reference, triton
 from fused_lwlr.kernels.triton import launch
@@ -154,7 +154,7 @@ def test_a_loss_scale_may_come_and_go(device):
 def test_one_launch_and_its_bytes(operation, passes, dtype, device):
     table = make(operation, [(7,), (TILE + 1,), (0,), (30, 20)], dtype, device)
     for _ in range(2):
-        with recorded() as counted:
+        with counted_bytes() as counted:
             run(operation, table)
         assert counted["launches"] == 1
         assert counted["bytes"] == passes * (7 + TILE + 1 + 600) * dtype.itemsize
@@ -164,14 +164,14 @@ def test_absent_state_is_not_counted(device):
     table = make(
         "sgd", [(100,), (10,)], torch.float32, device, absent=lambda name, i: (name, i) == (COLUMNS["sgd"][2], 0)
     )
-    with recorded() as counted:
+    with counted_bytes() as counted:
         triton.step(SGD, table, HYPER["sgd"])
     assert counted["bytes"] == (3 * 100 + 5 * 10) * 4
 
 
 @pytest.mark.parametrize("operation", ["sgd", "adamw"])
 def test_nothing_to_do_launches_nothing(operation, device):
-    with recorded() as counted:
+    with counted_bytes() as counted:
         run(operation, make(operation, [(0,)], torch.float32, device))
     assert counted["launches"] == counted["bytes"] == 0
 

@@ -12,7 +12,7 @@ from fused_lwlr.papers.training import Trained
 COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
 FEW = ("--set", "batch_size=256")
 """Options for few steps."""
-DONE = Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
+DONE = Trained(train_loss=1.0, accuracies=[50.0], val_loss=1.0)
 
 
 def quick(name, folder, *options):

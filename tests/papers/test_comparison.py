@@ -10,7 +10,7 @@ from scipy.stats import ttest_rel
 
 from bench import studies
 from fused_lwlr.papers.comparison import against, compare, p_text
-from fused_lwlr.papers.store import recorded
+from fused_lwlr.papers.store import load_recorded
 from fused_lwlr.papers.studies import find
 
 
@@ -65,5 +65,5 @@ def test_p_has_two_digits():
 def test_recorded_tables_follow_from_recorded_results(folder):
     """They are what `python -m bench.studies` writes."""
     study = find(folder.name)
-    tables = study.tables(*recorded(folder / "results.json", study))
+    tables = study.tables(*load_recorded(folder / "results.json", study))
     assert (folder / "table.md").read_text() == "\n".join(table.markdown() for table in tables)

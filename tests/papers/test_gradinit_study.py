@@ -142,14 +142,14 @@ def test_more_seeds_run_at_the_best_rate(name, model, others):
         {"model": model, "init": init, "tau": tau, "seed": seed, "val_loss": abs(tau - 0.03), "last": 90.0}
         for init, taus in starts.items() for tau in taus for seed in (0, 1)
     ]  # fmt: skip
-    found = study.more(study.settings(seeds=4), pandas.DataFrame(rows))
+    found = study.next_jobs(study.settings(seeds=4), pandas.DataFrame(rows))
     assert [(job.parameters["init"], job.parameters["tau"], job.parameters["seed"]) for job in found] == [
         (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, taus in starts.items() for seed in (2, 3)
     ]
     assert all(job.parameters.get("image_size") == (14 if name == "gradinit-fashion" else None) for job in found)
     # these seeds do not change the choice
     rows += [{**job.parameters, "val_loss": 9.0, "last": 90.0} for job in found]
-    assert study.more(study.settings(seeds=4), pandas.DataFrame(rows)) == found
+    assert study.next_jobs(study.settings(seeds=4), pandas.DataFrame(rows)) == found
 
 
 def train_an_epoch(model, optimizer):

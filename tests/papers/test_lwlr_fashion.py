@@ -33,13 +33,13 @@ def results(losses, seeds=(0, 1)):
     }.items(),
 )
 def test_the_best_rate_is_inside_the_grid(losses, wanted):
-    found = STUDY.more(STUDY.settings(), results(dict(zip((0.003, 0.01, 0.03), losses, strict=True))))
+    found = STUDY.next_jobs(STUDY.settings(), results(dict(zip((0.003, 0.01, 0.03), losses, strict=True))))
     assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == wanted
 
 
 def test_there_is_no_rate_beyond_the_last():
     every = dict(zip(LADDER, range(len(LADDER), 0, -1), strict=True))
-    found = STUDY.more(STUDY.settings(), results(every))
+    found = STUDY.next_jobs(STUDY.settings(), results(every))
     assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == [
         (LADDER[-1], seed) for seed in (2, 3, 4)
     ]

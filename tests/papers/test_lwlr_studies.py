@@ -65,7 +65,7 @@ def test_the_papers_models_have_one_rate(monkeypatch):
     def untrained(recipe, *, tuned):
         assert not tuned
         seen[recipe.optimizer, recipe.rates, recipe.rates_exclude] = recipe.lr, recipe.lr_scaling
-        return Trained(losses=[1.0], accuracies=[50.0])
+        return Trained(train_loss=1.0, accuracies=[50.0])
 
     monkeypatch.setattr(lwlr_vs_single, "train", untrained)
     study = find("lwlr-vs-single")

@@ -139,12 +139,12 @@ def _statistics(
     # the same random numbers for every pass, so that all passes drop the same random parts
     with as_it_was(model):
         loss_of(model, half, loss_fn, layers[0].param.device).backward()
-        found = reduction()
-    bad = [repr(name) for name, count in zip(found.names, found.nonfinite.tolist(), strict=True) if count]
+        statistics = reduction()
+    bad = [repr(name) for name, count in zip(statistics.names, statistics.nonfinite.tolist(), strict=True) if count]
     if bad:
         raise ValueError(f"the gradient of {', '.join(bad[:5])} is not finite: check the loss and the data")
     result = torch.full((len(layers), 2), math.nan, dtype=torch.float64, device="cpu")
-    values = torch.stack([found.grad_norm * found.weight_norm, found.dot], dim=1)
+    values = torch.stack([statistics.grad_norm * statistics.weight_norm, statistics.dot], dim=1)
     result[reduction.index.cpu()] = values.cpu()
     return result
 

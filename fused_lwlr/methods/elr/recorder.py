@@ -144,9 +144,9 @@ class ELRRecorder:
         _check(optimizer)
         if self._seen % self._every or all(layer.param.grad is None for layer in self.layers):
             return
-        found = self._measure()
-        values = found.values.new_full((2, len(self.layers)), np.nan)
-        values[:, self._measure.index] = torch.stack([found.grad_norm, found.weight_norm])
+        statistics = self._measure()
+        values = statistics.values.new_full((2, len(self.layers)), np.nan)
+        values[:, self._measure.index] = torch.stack([statistics.grad_norm, statistics.weight_norm])
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             values[0] /= scale.to(values)
@@ -172,16 +172,16 @@ class ELRRecorder:
 
     def _rates(self, optimizer: Any) -> list[float]:
         """Returns lr · η of each layer. NaN if the optimizer lacks it or steps its slices at different rates."""
-        found = {}
+        entries = {}
         if isinstance(optimizer, FusedOptimizer):
             # layers of a group may have been replaced since the last step
             optimizer.complete_groups()
         for group in optimizer.param_groups:
             for at, param in enumerate(group["params"]):
-                found[id(param)] = float(group["lr"]), slices_of(group, at)
+                entries[id(param)] = float(group["lr"]), slices_of(group, at)
         rates = []
         for layer in self.layers:
-            lr, entry = found.get(id(layer.param), (np.nan, ()))
+            lr, entry = entries.get(id(layer.param), (np.nan, ()))
             eta = eta_of(entry, layer.start, layer.stop)
             rates.append(np.nan if eta is None else lr * eta)
         return rates

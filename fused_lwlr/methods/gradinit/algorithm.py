@@ -142,8 +142,8 @@ def gradinit_(
         scales = np.ones(len(network.weights))
         with suppress(PassEndedError):
             for _ in with_progress(count() if steps is None else range(steps), steps, "GradInit", progress):
-                step, found = problem.step(network.scaled(scales.tolist()), stream)
-                gradients = [gradient if on else None for gradient, on in zip(found, learned, strict=True)]
+                step, derivatives = problem.step(network.scaled(scales.tolist()), stream)
+                gradients = [gradient if on else None for gradient, on in zip(derivatives, learned, strict=True)]
                 scales = mover.step(scales, gradients, step.branch)
                 history.append(step)
     if not history:
@@ -226,13 +226,13 @@ class _Problem:
         """With respect to the scale of every parameter."""
         if not value.requires_grad:  # the norm, where gradients depend on no parameter
             return [None] * len(params)
-        found = self.network.towards_scales(torch.autograd.grad(value, list(params.values()), allow_unused=True))
-        bad = [name for name, x in zip(params, found, strict=True) if x is not None and not math.isfinite(x)]
+        derivatives = self.network.towards_scales(torch.autograd.grad(value, list(params.values()), allow_unused=True))
+        bad = [name for name, x in zip(params, derivatives, strict=True) if x is not None and not math.isfinite(x)]
         if bad:
             raise self.problem(
                 f"the derivative by the scale of {_names(bad)} is not finite: check the loss and the data"
             )
-        return found
+        return derivatives
 
     def check_finite(self, loss: float, norm: float, gradients: Params) -> None:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the norm of the gradient is {norm}"

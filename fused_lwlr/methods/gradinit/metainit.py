@@ -140,13 +140,13 @@ def metainit_(
         for i, batch in enumerate(with_progress(source, steps, "MetaInit", progress)):
             params = network.scaled(scales.tolist())
             step, gradients = network.run(params, batch, partial(_derivative, list(params.values()), eps))
-            found = network.towards_scales(gradients)
-            if not math.isfinite(step.loss + step.quotient) or not all(math.isfinite(x or 0.0) for x in found):
+            derivatives = network.towards_scales(gradients)
+            if not math.isfinite(step.loss + step.quotient) or not all(math.isfinite(x or 0.0) for x in derivatives):
                 raise ValueError(
                     f"in step {i + 1} the loss is {step.loss} and the gradient quotient {step.quotient}, or a "
                     "derivative is not finite: check the loss, the data and the initialization"
                 )
-            scales = mover.step(scales, found, "objective")
+            scales = mover.step(scales, derivatives, "objective")
             history.append(step)
     if not history:
         raise ValueError("batches is empty: give a minibatch for each step")

@@ -100,10 +100,10 @@ def calibrate(
             model.zero_grad(set_to_none=True)
             for batch in minibatch:
                 (loss_of(model, batch, loss_fn, device) / accumulate).backward()
-            found = reduction()
+            statistics = reduction()
             index = reduction.index.to(totals.device)
-            totals[0, index] += found.abs_sum.to(totals) * weight[index]
-            totals[1, index] += found.nonfinite.to(totals)
+            totals[0, index] += statistics.abs_sum.to(totals) * weight[index]
+            totals[1, index] += statistics.nonfinite.to(totals)
             totals[2, index] += 1
             taken += 1
     if taken == 0 or (steps is not None and taken < steps):

@@ -46,7 +46,7 @@ def completep(
     eps = positive("eps", eps)
     own, small = blocks_of(model, blocks), blocks_of(base, blocks)
     depth = len(own) / len(small)
-    based, twins, found = {name for name, _ in base.named_parameters()}, {}, {}
+    based, twins, options = {name for name, _ in base.named_parameters()}, {}, {}
     for name, _ in model.named_parameters():
         block = next((block for block in own if name.startswith(f"{block}.")), None)
         twins[name] = name if block is None or name in based else small[0] + name.removeprefix(block)
@@ -55,5 +55,5 @@ def completep(
     for name, fan_in, fan_out in growth(model, base, twins):
         inside = any(name.startswith(f"{block}.") for block in own)
         slower, smaller = (depth ** (alpha - 1), depth**alpha) if inside else (1.0, 1.0)
-        found[name] = {"lr": slower / fan_in, "weight_decay": fan_in, "eps": eps / (fan_out * smaller)}
-    return found
+        options[name] = {"lr": slower / fan_in, "weight_decay": fan_in, "eps": eps / (fan_out * smaller)}
+    return options

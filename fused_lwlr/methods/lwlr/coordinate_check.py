@@ -136,9 +136,9 @@ def coordinate_check(
     check_count("steps", steps, 0)
     if not seeds:
         raise ValueError(f"seeds={list(seeds)} must have at least one seed")
-    given = list(islice(batches, steps + 1))
-    if len(given) <= steps:
-        raise ValueError(f"batches ended after {len(given)} minibatches, but steps={steps} needs {steps + 1}")
+    minibatches = list(islice(batches, steps + 1))
+    if len(minibatches) <= steps:
+        raise ValueError(f"batches ended after {len(minibatches)} minibatches, but steps={steps} needs {steps + 1}")
     names: list[str] = []
     scale: list[Array] = []
     with torch.random.fork_rng(range(torch.cuda.device_count())), torch.inference_mode(False):
@@ -149,15 +149,15 @@ def coordinate_check(
                 model = make_model(width)
                 if not any(True for _ in model.parameters()):
                     raise ValueError(f"make_model({width}) must return a model with parameters")
-                found = _train(model, make_optimizer(model), given, loss_fn)
-                names = names or list(found[0])
-                for step in found:
+                measured = _train(model, make_optimizer(model), minibatches, loss_fn)
+                names = names or list(measured[0])
+                for step in measured:
                     if other := sorted(set(names) ^ step.keys()):
                         raise ValueError(
                             f"make_model({width}) must return a model that calls the same modules as the first one in "
                             f"every step, but {other[0]!r} is called in only one of them"
                         )
-                runs.append([[step[name] for name in names] for step in found])
+                runs.append([[step[name] for name in names] for step in measured])
             scale.append(np.mean(runs, axis=0, dtype=np.float64))
     return CoordinateCheck(tuple(names), tuple(widths), np.array(scale))
 
@@ -167,16 +167,16 @@ def _train(
 ) -> list[dict[str, float]]:
     """Returns the scale of each module for each minibatch, and steps after all minibatches but the last."""
     device = next(model.parameters()).device
-    found = []
+    measured = []
     for i, batch in enumerate(batches):
         optimizer.zero_grad()
         with _activations(model) as calls:
             loss = loss_of(model, batch, loss_fn, device)
-        found.append({name: float(torch.stack(scales).mean()) for name, scales in calls.items()})
+        measured.append({name: float(torch.stack(scales).mean()) for name, scales in calls.items()})
         if i < len(batches) - 1:
             loss.backward()
             optimizer.step()
-    return found
+    return measured
 
 
 @contextmanager

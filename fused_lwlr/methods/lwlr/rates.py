@@ -144,12 +144,12 @@ class LayerRates(Mapping[str, float]):
         if not isinstance(other, Mapping):
             return NotImplemented
         rows = other.layers if isinstance(other, LayerRates) else [self._row(*item) for item in other.items()]
-        given = {row.name: row for row in rows}
+        theirs = {row.name: row for row in rows}
         merged: dict[str, LayerRate] = {}
         for layer in self.layers:
-            row = given.get(split_name(layer.name)[0]) or given.get(layer.name, layer)
+            row = theirs.get(split_name(layer.name)[0]) or theirs.get(layer.name, layer)
             merged[row.name] = row
-        return LayerRates(list((merged | given).values()), self.steps)
+        return LayerRates(list((merged | theirs).values()), self.steps)
 
     def _row(self, name: str, eta: float) -> LayerRate:
         """The row of a layer, or of all slices of a parameter, with another η."""
