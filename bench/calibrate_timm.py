@@ -1,13 +1,10 @@
 """Calibrate models of timm and draw their rates, as in the LWLR paper's Figures 4, 5, 11 and 12.
 
-    python bench/calibrate_timm.py [FOLDER [NAME ...]]
+    python -m bench.calibrate_timm [--model NAME ...] [--out FOLDER]
 
 The images are crops of the two photographs that scikit-learn ships, the labels random: a network that has not been
 trained knows no labels. Writes a JSON file and a PNG for each model, in half a minute to two minutes on two cores.
 """
-
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +12,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from bench.rows import command
 from fused_lwlr import LayerRates, calibrate
 
 MODELS = {
@@ -49,15 +47,16 @@ def rates_of(name: str, steps: int, batch_size: int, *, progress: bool = False) 
 
 def main() -> None:
     """Calibrate models, by default all, on four minibatches of 32."""
-    folder, *names = sys.argv[1:] or ["bench/results"]
-    out = Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    for name in names or MODELS:
+    parser = command(__doc__, "--out")
+    parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all by default")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.model or MODELS:
         title = MODELS[name]
         rates = rates_of(name, 4, 32, progress=True)
-        rates.to_json(out / f"{name}.json")
+        rates.to_json(options.out / f"{name}.json")
         about = "calibrated on 4 minibatches of 32 crops of photographs, random labels"
-        rates.plot(out / f"{name}.png", f"{title}: {about}")
+        rates.plot(options.out / f"{name}.png", f"{title}: {about}")
         print(f"{title}: {rates!r}")
 
 

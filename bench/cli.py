@@ -1,21 +1,19 @@
 """Runs all measurements that this machine supports by one command; on a GPU, only with --gpu."""
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import rows
+from bench.about import about
 from bench.clock import Clock, CudaClock
 from bench.parameter_sets import SETS
 from bench.report import SECTIONS, markdown
 from bench.throughput import ROUNDS, Case, cases_of, run
 from fused_lwlr.kernels import constants
-from fused_lwlr.training.environment import environment
 
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")
 REHEARSAL = [Case("toy", [(8, 8), (5,), (40, 30)], "fp32", "sgd")]
@@ -35,22 +33,24 @@ def main(arguments: list[str] | None = None) -> int:
         skipped["gpu"] = (
             "no GPU: GPU time, graph replay, bandwidth, kernels by the profiler and peak memory are not measured"
         )
-    results: dict[str, Any] = {"about": about(given.quick), "skipped": skipped, "gpu": None}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    launch = constants.MEASURED.get(gpu or "", "from generated code, not measured on this device")
+    settings = about(gpu, given.quick) | {"launch constants": launch}
+    results: dict[str, Any] = {"about": settings, "skipped": skipped, "gpu": None}
     for what, why in skipped.items():
         print(f"skipped: {what}: {why}", flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"\W+", "-", results["about"]["device"].lower()).strip("-")
+    stem = re.sub(r"\W+", "-", settings["device"].lower()).strip("-")
     path = given.out / f"bench-{stem}.json"
     # saved after every row or case: a later failure loses no measurement
+    rows.save(path, results)
     for name, (section, *_) in SECTIONS.items():
         for row in section.rows(given.quick) if name not in skipped else ():
             rows.write(row)
             results.setdefault(name, []).append(row)
-            write(results, path)
+            rows.save(path, results)
     for found in throughput(given) if "gpu" not in skipped else ():
         results["gpu"] = found
-        write(results, path)
-    write(results, path)
+        rows.save(path, results)
     path.with_suffix(".md").write_text(markdown(results))
     print(f"wrote {path} and its report")
     if results["gpu"] and importlib.util.find_spec("matplotlib") and importlib.util.find_spec("pandas"):
@@ -75,25 +75,3 @@ def failures(gpu: dict[str, Any]) -> list[str]:
     wrong = [f"{name}: {why}" for name, why in gpu["refused"].items() if ", ours" in name]
     skipped = (row for row in gpu["rows"] if row["who"].startswith("ours") and "fails" in row.get("skipped", ""))
     return wrong + [f"{row['set']} {row['rule']} {row['method']}: {row['skipped']}" for row in skipped]
-
-
-def about(quick: bool) -> dict[str, Any]:
-    """Device, versions, commit, date and settings."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    found = environment()
-    versions, git = found["versions"], found["git"]
-    commit = f"{git['commit']}{' with changes' if git['dirty'] else ''}"
-    return {
-        "device": gpu or found["host"]["cpu"],
-        "processor": found["host"]["cpu"],
-        **{name: versions[name] for name in ("python", "torch", "triton", "fused_lwlr")},
-        "commit": commit if git["commit"] else f"unknown: sources {versions['sources of fused_lwlr']}",
-        "date": found["started"],
-        "settings": "quick" if quick else "full",
-        "launch constants": constants.MEASURED.get(gpu or "", "from generated code, not measured on this device"),
-    }
-
-
-def write(results: dict[str, Any], path: Path) -> None:
-    """Write the results as JSON."""
-    path.write_text(json.dumps(results, indent=1) + "\n")

@@ -21,6 +21,11 @@ NOT_SUPPORTED = 801
 """The error of a GPU whose L2 has no priorities."""
 
 
+def here() -> torch.device:
+    """The device to measure: the GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 class Clock:
     """Times calls on one device, in seconds; each call is one sample. This one is the clock of the host.
 
@@ -185,3 +190,8 @@ def copy_bandwidth(clock: Clock, size: int) -> float:
     target.copy_(source)
     seconds = [clock.device_seconds(lambda: target.copy_(source), flush=True, host=0.0) for _ in range(10)]
     return 2 * size / statistics.median(seconds)
+
+
+def clock_here() -> Clock:
+    """The clock of the device to measure."""
+    return CudaClock() if torch.cuda.is_available() else Clock()

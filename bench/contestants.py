@@ -7,16 +7,15 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fused_lwlr
+from bench.parameter_sets import Named
 from fused_lwlr.integrations.extras import import_beside_torchvision
 from fused_lwlr.measure.layers import named_layers
 from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
-
-Named = list[tuple[str, nn.Parameter]]
 
 MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
 DECAY = {"sgd": 1e-4, "adamw": 1e-2}
@@ -69,7 +68,7 @@ class Contestant(NamedTuple):
 
     Attributes:
         rule, method: a key and an entry of `METHODS`.
-        who: the name of the library, such as "torch fused".
+        library: its name, such as "torch fused".
         build: (named parameters, lr, capturable) -> an object with `step()`.
         passes: how often a step reads or writes an element, from the implementation; None if unknown. For ours the
             launcher counts.
@@ -79,7 +78,7 @@ class Contestant(NamedTuple):
 
     rule: str
     method: str
-    who: str
+    library: str
     build: Callable[[Named, float, bool], Any]
     passes: float | None = None
     graph: bool = True
@@ -88,7 +87,8 @@ class Contestant(NamedTuple):
     @property
     def name(self) -> str:
         """The name in the report."""
-        return f"{self.rule} {self.method}, {self.who}" if self.rule != "statistics" else f"statistics, {self.who}"
+        step = "statistics" if self.rule == "statistics" else f"{self.rule} {self.method}"
+        return f"{step}, {self.library}"
 
 
 def ours(rule: str, method: str) -> Contestant:

@@ -14,13 +14,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from bench import rows
-from bench.clock import Clock, CudaClock
+from bench.clock import clock_here
 from bench.contestants import ours
-from bench.gate import DTYPES, parameters
-from bench.parameter_sets import shapes_of
+from bench.parameter_sets import DTYPES, parameters, shapes_of
 
 STEPS = [("sgd", "plain"), ("sgd", "ELR"), ("adamw", "LAMB")]
 MEMORY = ["--metrics", "dram__bytes_read.sum,dram__bytes_write.sum"]
@@ -42,7 +39,7 @@ def metrics(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def step(rule: str, method: str, dtype: str, name: str) -> None:
     """One step after a flush, the only one that is profiled."""
-    clock = CudaClock() if torch.cuda.is_available() else Clock()
+    clock = clock_here()
     optimizer = ours(rule, method).build(parameters(shapes_of(name), DTYPES[dtype], clock.device), 1e-4, False)
     for _ in range(3):
         optimizer.step()

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from bench.contestants import Contestant, contestants, peers
-from bench.gate import parameters, refusal
-from bench.parameter_sets import Shapes, decoder, numel, shapes_of, tiny
+from bench.gate import refusal
+from bench.parameter_sets import Shapes, decoder, numel, parameters, shapes_of, tiny
 from bench.rows import command, show
 
 SETS = {

@@ -15,24 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from bench import rows
-from bench.contestants import Contestant, Named, contestants, ours
+from bench.clock import here
+from bench.contestants import Contestant, contestants, ours
+from bench.parameter_sets import DTYPES, parameters
 
 # above any block, below one, of one element, and of no multiple of a vector
 SHAPES = [(70, 65), (7,), (1,), (3, 5, 3, 3), (128, 8)]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LR = {"sgd": 0.1, "adamw": 0.05}
 # for weights below 2: rounding of the few operations of two steps; half precision also rounds stored values
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4 * 2**-7}
-
-
-def parameters(shapes: Any, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Named:
-    """Named parameters in [-1, 1] with gradients in [-scale, scale]."""
-    named = []
-    for i, shape in enumerate(shapes):
-        param = nn.Parameter(torch.rand(shape, dtype=dtype, device=device) * 2 - 1)
-        param.grad = (torch.rand(shape, dtype=dtype, device=device) * 2 - 1) * scale
-        named.append((f"layer{i}.weight", param))
-    return named
 
 
 def error_of(contestant: Contestant, dtype: torch.dtype, device: torch.device) -> float:
@@ -84,14 +75,13 @@ def refusal(contestant: Contestant, dtype: torch.dtype, device: torch.device) ->
 
 
 def _check(contestant: str, dtype: str) -> dict[str, Any]:
-    found = next(c for c in contestants() if c.name == contestant)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return {"contestant": contestant, "dtype": dtype, "wrong": refusal(found, DTYPES[dtype], device)}
+    checked = next(c for c in contestants() if c.name == contestant)
+    return {"contestant": contestant, "dtype": dtype, "wrong": refusal(checked, DTYPES[dtype], here())}
 
 
 def main() -> int:
     """Checks our contestants, each in one of many processes; returns 1 if one is refused."""
-    names = [contestant.name for contestant in contestants() if contestant.who == "ours"]
+    names = [contestant.name for contestant in contestants() if contestant.library == "ours"]
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         found = [pool.apply_async(_check, task) for task in itertools.product(names, DTYPES)]
         for result in found:

@@ -1,12 +1,13 @@
 """Memory of gradients, with steps after backward and during it: a Transformer of 12 blocks, on the CPU.
 
-    python -m bench.gradient_memory
+    python -m bench.gradient_memory [--out FOLDER]
 
 Every row comes from a separate process, which takes three steps of AdamW. Gradients: the most bytes of gradients that
 parameters held at once, checked whenever a gradient was made. Resident: the peak memory of the process. Writes
 `bench/results/gradient-memory.json` and its figure.
 """
 
+import argparse
 import json
 import resource
 import subprocess
@@ -17,8 +18,8 @@ import torch
 from torch import nn
 
 import fused_lwlr
+from bench import rows
 from bench.figures import memory
-from bench.rows import RESULTS, write
 from fused_lwlr.models.gpt import GPT
 
 MIB = 1 << 20
@@ -63,15 +64,20 @@ def _bytes(tensors: list[Any]) -> int:
 
 def main() -> None:
     """Measures all sizes."""
-    rows = []
+    parser = rows.command(__doc__, "--out")
+    parser.add_argument("--max-bytes", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.max_bytes is not None:
+        rows.write(measure(options.max_bytes))
+        return
+    measured = []
     for max_bytes in SIZES:
-        command = [sys.executable, "-m", "bench.gradient_memory", str(max_bytes)]
-        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        write(rows[-1])
-    path = RESULTS / "gradient-memory.json"
-    path.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    memory(rows, path.with_suffix(".png"))
+        command = [sys.executable, "-m", "bench.gradient_memory", "--max-bytes", str(max_bytes)]
+        measured.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        rows.write(measured[-1])
+    path = rows.save(options.out / "gradient-memory.json", {"torch": torch.__version__, "rows": measured})
+    memory(measured, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1])))) if len(sys.argv) > 1 else main()
+    main()

@@ -19,7 +19,7 @@ import torch
 import fused_lwlr
 from bench.bytes_moved import without_kernels
 from bench.clock import Clock
-from bench.gate import parameters
+from bench.parameter_sets import parameters
 from bench.rows import command, show
 
 CLOCK = Clock()
@@ -76,7 +76,7 @@ def seconds(optimizer: torch.optim.Optimizer, gradients: str, steps: int) -> flo
     return statistics.median(times)
 
 
-def rows(quick: bool = False, counts: tuple[int, ...] = COUNTS) -> Iterator[dict[str, Any]]:
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
     """Seconds for each optimizer, number of tensors, and kind of gradients, on one thread.
 
     Other work on a machine slows it down by up to a factor of two, for seconds. So for torch's fused step this is the
@@ -84,7 +84,7 @@ def rows(quick: bool = False, counts: tuple[int, ...] = COUNTS) -> Iterator[dict
     """
     torch.set_num_threads(1)
     rounds, steps = (5, 5) if quick else (ROUNDS, STEPS)
-    for name, count in itertools.product(OPTIONS, counts):
+    for name, count in itertools.product(OPTIONS, COUNTS):
         for gradients in GRADIENTS if count <= FEW else GRADIENTS[:2]:
             optimizers = contestants(name, count)
             timed = []
@@ -94,8 +94,8 @@ def rows(quick: bool = False, counts: tuple[int, ...] = COUNTS) -> Iterator[dict
                     timed.append({who: seconds(optimizers[who], gradients, steps) for who in order})
             least = min(times["fused"] for times in timed)
             ratios = {who: statistics.median(times[who] / times["fused"] for times in timed) for who in optimizers}
-            found = {who: ratio * least for who, ratio in ratios.items()}
-            yield {"optimizer": name, "tensors": count, "gradients": gradients, **found}
+            times = {who: ratio * least for who, ratio in ratios.items()}
+            yield {"optimizer": name, "tensors": count, "gradients": gradients, **times}
 
 
 def cells(row: dict[str, Any]) -> list[str]:

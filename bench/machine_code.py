@@ -125,7 +125,7 @@ def phases(listing: str) -> list[int]:
         used = {
             int(first) + i
             for first, pair in re.findall(r"\bR(\d+)\b(\.64)?", ",".join(read))
-            for i in range(1 + bool(pair))
+            for i in range(2 if pair else 1)
         }
         if used & waiting:
             found.append(count)

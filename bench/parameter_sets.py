@@ -1,4 +1,4 @@
-"""Shapes of the parameters of real networks, and of two extremes.
+"""Shapes of the parameters of real networks, and of two extremes; and parameters of these shapes.
 
     python -m bench.parameter_sets
 
@@ -10,7 +10,12 @@ import math
 from itertools import groupby
 from pathlib import Path
 
+import torch
+from torch import nn
+
 Shapes = list[tuple[int, ...]]
+Named = list[tuple[str, nn.Parameter]]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 FILE = Path(__file__).with_name("shapes.json")
 NETWORKS = {
@@ -23,8 +28,9 @@ NETWORKS = {
 """Name -> timm's name."""
 
 
-def decoder(layers: int = 24, width: int = 2048, vocabulary: int = 50257, context: int = 2048) -> Shapes:
+def decoder(layers: int = 24) -> Shapes:
     """A decoder like GPT-3 XL (Language Models are Few-Shot Learners, Table 2.1), with input and output tied."""
+    width, vocabulary, context = 2048, 50257, 2048
     block: Shapes = [
         (width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,),
         (width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width), (width,),
@@ -42,7 +48,7 @@ SETS = (*NETWORKS, *FORMULAS)
 
 
 def shapes_of(name: str) -> Shapes:
-    """The shapes of a set, in the order of `parameters()`.
+    """The shapes of a set, in the order of the network.
 
     Raises:
         ValueError: no such set.
@@ -58,10 +64,19 @@ def numel(shapes: Shapes) -> int:
     return sum(map(math.prod, shapes))
 
 
+def parameters(shapes: Shapes, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Named:
+    """Named parameters in [-1, 1] with gradients in [-scale, scale]."""
+    named = []
+    for i, shape in enumerate(shapes):
+        param = nn.Parameter(torch.rand(shape, dtype=dtype, device=device) * 2 - 1)
+        param.grad = (torch.rand(shape, dtype=dtype, device=device) * 2 - 1) * scale
+        named.append((f"layer{i}.weight", param))
+    return named
+
+
 def main() -> None:
     """Write the shapes of timm's networks, equal neighbours counted once."""
     import timm
-    import torch
 
     rows = []
     for name, network in NETWORKS.items():

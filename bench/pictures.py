@@ -1,13 +1,12 @@
 """Make a folder of real pictures, with a few classes that a network can learn, for machines without a data set.
 
-    python bench/pictures.py FOLDER [--classes 4] [--images 64]
+    python -m bench.pictures FOLDER [--classes 4] [--images 64]
 
 A class is a region of a photograph, an image a random crop of it, as a JPEG: train/<class>/ and val/<class>/. The
 photographs are the two that scikit-learn ships. Training and validation images overlap: accuracy on them only shows
 that a recipe runs. The same arguments give the same files.
 """
 
-import argparse
 import itertools
 import tempfile
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
+
+from bench.rows import command
 
 SMALLEST = 80  # pixels of the shorter side of a region
 
@@ -77,13 +78,13 @@ def _crop(cell: Any, rng: np.random.RandomState) -> Any:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Make a folder of real pictures: crops of photographs, as JPEGs.")
+    parser = command(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--classes", type=int, default=4)
     parser.add_argument("--images", type=int, default=64, help="of each class for training; a quarter for validation")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        folder = make(given.folder, classes=given.classes, images=given.images)
+        folder = make(options.folder, classes=options.classes, images=options.images)
     except ValueError as error:
         parser.error(str(error))
     for split in ("train", "val"):

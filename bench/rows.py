@@ -45,6 +45,13 @@ def write(row: dict[str, Any]) -> None:
     print(json.dumps(row), flush=True)
 
 
+def save(path: Path, content: dict[str, Any]) -> Path:
+    """Writes results to a file as JSON, in a folder that is made if there is none; returns where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Leaves out tests that run elsewhere."""
     kept = [item for item in items if "device" in item.fixturenames or item.get_closest_marker("gpu")]

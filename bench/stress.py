@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from bench import rows
+from bench.clock import here
 from bench.contestants import OPTIONS
-from bench.gate import parameters
-from bench.parameter_sets import Shapes, shapes_of
+from bench.parameter_sets import Shapes, parameters, shapes_of
 from fused_lwlr.kernels import ADAMW, SGD, Factors, Hyper, Row, Table
 from fused_lwlr.ops import pick
 from fused_lwlr.scaling import ELR, LAMB
@@ -32,6 +32,8 @@ SAME_ORDER = 20
 """Steps that are taken in one order."""
 COPIED = 1 << 30
 """Bytes of the copy on the second stream."""
+PART = (1 << 20) + 5
+"""The last elements of a large tensor, which are stepped alone too."""
 SMALL: Shapes = [(70, 128), (5,), (300, 900), (), (64, 64, 3), (200, 128), *[(64,)] * 20]
 
 
@@ -140,21 +142,21 @@ def orders(shapes: Shapes, rule: str, dtype: torch.dtype, device: torch.device, 
     return {"steps": taken, "wrong": wrong}
 
 
-def large(elements: int, device: torch.device, *, part: int = (1 << 20) + 5) -> dict[str, Any]:
+def large(elements: int, device: torch.device) -> dict[str, Any]:
     """One tensor: its weight norm against PyTorch's, its last elements against the same step of these alone."""
     torch.manual_seed(0)
     named = parameters([(elements,)], torch.bfloat16, device)
     one, two = twins(named, "sgd")
     weight = named[0][1].detach()
-    tail = nn.Parameter(weight[-part:].clone())
+    tail = nn.Parameter(weight[-PART:].clone())
     assert named[0][1].grad is not None
-    tail.grad = named[0][1].grad[-part:].clone()
+    tail.grad = named[0][1].grad[-PART:].clone()
     expected = math.fsum(float(some.double().square().sum()) for some in weight.split(1 << 28))
     found = one.step_in_one()
     two.step()
     error = abs(float(found[0, 3]) / expected - 1)
     TwoLaunches([("tail", tail)], "sgd").update(found[:, -1].clone())
-    wrong = wrong_elements(one, two) + differing(tail.detach(), weight[-part:])
+    wrong = wrong_elements(one, two) + differing(tail.detach(), weight[-PART:])
     return {"elements": elements, "norm error": error, "wrong": wrong + int(not error < 1e-5)}
 
 
@@ -171,9 +173,8 @@ def checks(device: torch.device, shapes: Shapes, steps: int, elements: int) -> I
 def main() -> int:
     """Writes the rows; returns 1 if anything was wrong."""
     small = rows.command(__doc__, "--rehearsal").parse_args().rehearsal
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wrong = 0
-    for row in checks(device, *((SMALL, 3, 2**21) if small else (shapes_of("ViT-L/16"), 200, 2**31 + 5))):
+    for row in checks(here(), *((SMALL, 3, 2**21) if small else (shapes_of("ViT-L/16"), 200, 2**31 + 5))):
         rows.write(row)
         wrong += row["wrong"]
     return int(wrong > 0)

@@ -18,14 +18,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import triton  # noqa: F401  imported before the forks, which need it
 
 from bench import rows
-from bench.clock import Clock, CudaClock
+from bench.clock import clock_here, here
 from bench.contestants import Contestant, contestants
-from bench.gate import DTYPES, parameters, refusal
-from bench.parameter_sets import SETS, shapes_of
+from bench.gate import refusal
+from bench.parameter_sets import DTYPES, SETS, parameters, shapes_of
 from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
 LIMIT = 60.0
@@ -84,8 +83,9 @@ def checked(step: str, dtype: str, changes: dict[str, Any]) -> Contestant:
     """
     apply(changes)
     rule, _, method = step.partition(" ")
-    contestant = next(c for c in contestants() if (c.rule, c.method, c.who) == (rule, method or "statistics", "ours"))
-    wrong = refusal(contestant, DTYPES[dtype], torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    wanted = rule, method or "statistics", "ours"
+    contestant = next(c for c in contestants() if (c.rule, c.method, c.library) == wanted)
+    wrong = refusal(contestant, DTYPES[dtype], here())
     if wrong is not None:
         raise RuntimeError(f"{contestant.name} with {changes}: {wrong}")
     return contestant
@@ -93,7 +93,7 @@ def checked(step: str, dtype: str, changes: dict[str, Any]) -> Contestant:
 
 def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str, float]:
     """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
-    clock: Clock = CudaClock() if torch.cuda.is_available() else Clock()
+    clock = clock_here()
     contestant = checked(step, dtype, changes)
     optimizer = contestant.build(parameters(shapes_of(name), DTYPES[dtype], clock.device), 1e-4, False)
     for _ in range(3):

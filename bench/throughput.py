@@ -17,8 +17,8 @@ from torch import Tensor
 from bench.bytes_moved import counted_bytes
 from bench.clock import Clock, copy_bandwidth
 from bench.contestants import Contestant, contestants, peers
-from bench.gate import DTYPES, failure, parameters, refusal
-from bench.parameter_sets import Shapes, numel, shapes_of
+from bench.gate import failure, refusal
+from bench.parameter_sets import DTYPES, Shapes, numel, parameters, shapes_of
 from bench.rows import write
 
 ROUNDS = 25
@@ -118,7 +118,7 @@ class Entry:
 
     def counted(self) -> int | None:
         """Bytes that one step of ours moves; None for other contestants."""
-        if self.contestant.who != "ours" or not self.named[0][1].is_cuda:
+        if self.contestant.library != "ours" or not self.named[0][1].is_cuda:
             return None
         with counted_bytes() as counted:
             self.optimizer.step()
@@ -179,7 +179,7 @@ def _rounds(entries: Sequence[Entry], sample: Callable[[Entry], None], rounds: i
 def _head(case: Case, contestant: Contestant) -> dict[str, Any]:
     return {
         "set": case.name, "tensors": len(case.shapes), "numel": numel(case.shapes), "dtype": case.dtype,
-        "rule": contestant.rule, "method": contestant.method, "who": contestant.who,
+        "rule": contestant.rule, "method": contestant.method, "who": contestant.library,
     }  # fmt: skip
 
 

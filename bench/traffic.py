@@ -13,8 +13,9 @@ import torch
 import fused_lwlr
 from bench import rows
 from bench.bytes_moved import counted_bytes, without_kernels
+from bench.clock import here
 from bench.contestants import our_statistics
-from bench.gate import parameters
+from bench.parameter_sets import parameters
 from fused_lwlr import ScaleInvariant, scaling
 
 FILE = rows.RESULTS / "traffic.md"
@@ -129,8 +130,7 @@ def cells(row: Row, device: torch.device) -> list[str]:
 def main() -> None:
     """Count, and write the table."""
     rows.command(__doc__).parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    FILE.write_text("\n".join((ABOUT, *rows.table(HEAD, (cells(row, device) for row in ROWS)), "")))
+    FILE.write_text("\n".join((ABOUT, *rows.table(HEAD, (cells(row, here()) for row in ROWS)), "")))
     print(f"wrote {FILE}")
 
 

@@ -9,7 +9,6 @@ are random and on the device, so that no loader is involved; the last rows load 
 """
 
 import itertools
-import json
 import shlex
 import statistics
 import sys
@@ -21,13 +20,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.about import about
 from bench.clock import Clock, CudaClock
 from bench.contestants import ours, torchs
 from bench.figures import share
 from bench.pictures import make
-from bench.rows import command, table, write
+from bench.rows import command, save, table, write
 from fused_lwlr.data import Splits, open_data
-from fused_lwlr.training.environment import device_name, environment
+from fused_lwlr.training.environment import device_name
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
@@ -129,22 +129,20 @@ def main() -> None:
     """The command line."""
     parser = command(__doc__, "--out")
     parser.add_argument("--size", choices=SIZES, default="gpu", help="the models, and the device that they need")
-    given = parser.parse_args()
-    name = given.size
-    if name == "gpu" and not torch.cuda.is_available():
+    options = parser.parse_args()
+    size = SIZES[options.size]
+    device = torch.device(size.options["device"])
+    if device.type == "cuda" and not torch.cuda.is_available():
         print("Not measured: there is no GPU here. --size cpu measures two small models.")
         return
-    device = torch.device(SIZES[name].options["device"])
-    own = {"command": shlex.join(sys.orig_argv), "device": device_name(device), "quick": name == "quick"}
-    about = {**environment(), **own}
+    settings = about(device_name(device), options.size == "quick") | {"command": shlex.join(sys.orig_argv)}
     rows = []
-    for row in measure(SIZES[name]):
+    for row in measure(size):
         write(row)
         rows.append(row)
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"training-{'-'.join(about['device'].lower().split())}.json"
-    path.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    lines = ["# Training", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
+    path = options.out / f"training-{'-'.join(settings['device'].lower().split())}.json"
+    save(path, {"about": settings, "rows": rows})
+    lines = ["# Training", "", *(f"- {key}: {value}" for key, value in settings.items()), ""]
     path.with_suffix(".md").write_text("\n".join((*lines, *table(HEAD, map(cells, rows)), "")), encoding="utf-8")
     share(rows, path.with_suffix(".png"))
     print(f"Wrote {path}, its report and its figure.")

@@ -76,7 +76,7 @@ class Settings:
     def over(self) -> str:
         """The data, length and seeds of a table, for its notes."""
         spread = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ", one seed"
-        length = f"{self.steps} steps" if self.steps else f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
+        length = f"{self.steps} steps" if self.steps else "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         return f"{self.data}, {length}{spread}"
 
     def jobs(

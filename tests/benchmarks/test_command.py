@@ -111,7 +111,7 @@ def test_constants_are_set_before_kernels_are_imported():
 
 
 def test_the_sweep_tries_existing_constants():
-    steps = {(c.rule, c.method) for c in contestants() if c.who == "ours"}
+    steps = {(c.rule, c.method) for c in contestants() if c.library == "ours"}
     for step, _, changes in sweep.candidates():
         rule, _, method = step.partition(" ")
         assert (rule, method or "statistics") in steps

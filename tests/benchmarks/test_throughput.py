@@ -31,7 +31,7 @@ def result():
 
 def test_everyone_is_timed(result):
     timed = {(row["rule"], row["method"], row["who"]) for row in result["rows"] if "skipped" not in row}
-    expected = {(c.rule, c.method, c.who) for c in ENTRANTS if f"{c.name} fp32" not in result["refused"]}
+    expected = {(c.rule, c.method, c.library) for c in ENTRANTS if f"{c.name} fp32" not in result["refused"]}
     assert timed >= expected
     assert not [name for name in result["refused"] if "ours" in name]
     for row in result["rows"]:
@@ -71,8 +71,8 @@ def test_a_wrong_contestant_is_refused(contestant, claimed):
 
 
 def test_refused_contestants_are_not_timed(monkeypatch):
-    wrong = ours("sgd", "plain")._replace(method="ELR", who="somebody")
-    failing = wrong._replace(who="another", build=lambda *_: torch.optim.SGD([]))
+    wrong = ours("sgd", "plain")._replace(method="ELR", library="somebody")
+    failing = wrong._replace(library="another", build=lambda *_: torch.optim.SGD([]))
     entrants = [torchs("sgd", "plain", 5), ours("sgd", "plain"), wrong, failing]
     monkeypatch.setattr(throughput, "contestants", lambda: entrants)
     monkeypatch.setattr(throughput, "peers", lambda: ([], {"apex": "not installed"}))
@@ -101,7 +101,7 @@ class FailsLater:
 def test_others_are_timed_after_one_that_fails(steps, place):
     """It fails in its first steps, or between samples."""
     entrants = [torchs("sgd", "plain", 5), ours("sgd", "plain")]
-    entrants.insert(place, entrants[0]._replace(who="ill", build=lambda named, *_: FailsLater(named, steps)))
+    entrants.insert(place, entrants[0]._replace(library="ill", build=lambda named, *_: FailsLater(named, steps)))
     rows = run_case(CASES[0], entrants, Clock(), time.monotonic() + 60, 3, profile=False)
     assert {row["who"]: row.get("skipped") for row in rows} == {
         "torch fused": None, "ours": None, "ill": "fails: MemoryError: none left"
