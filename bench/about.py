@@ -1,4 +1,4 @@
-"""What results say about the machine and the code that they come from."""
+"""The device, the versions and the commit behind results."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ NOT_SUPPORTED = 801
 
 
 def here() -> torch.device:
-    """The device to measure: the GPU if there is one."""
+    """Returns the GPU, or the CPU of a machine that has no GPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -193,5 +193,5 @@ def copy_bandwidth(clock: Clock, size: int) -> float:
 
 
 def clock_here() -> Clock:
-    """The clock of the device to measure."""
+    """Returns the clock of the device to measure."""
     return CudaClock() if torch.cuda.is_available() else Clock()

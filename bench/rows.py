@@ -46,7 +46,7 @@ def write(row: dict[str, Any]) -> None:
 
 
 def save(path: Path, content: dict[str, Any]) -> Path:
-    """Writes results to a file as JSON, in a folder that is made if there is none; returns where."""
+    """Writes results to a file as JSON, makes its folder if it is missing, and returns the path of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""What plots of results have in common."""
+"""The end of every plot."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def finish(figure: "Figure", path: str | Path | None, title: str | None) -> "Figure":
-    """Returns a figure with open frames and the title, after it is saved to `path`, unless this is None."""
+    """Hides the upper and right lines of frames, adds the title, saves the figure to `path`, and returns it."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     if title:

@@ -16,7 +16,8 @@ BATCH, CALIBRATION = 64, 10
 """Images of a minibatch, and minibatches of a calibration."""
 FIELDS = {"batch_size": BATCH, "calibration_steps": CALIBRATION, "eval_every": 10**9}
 """Fields of trainings, which use the test images after the last step alone."""
-SCHEDULE = f"batches of {BATCH} images; a tenth is warm-up, then a cosine"
+WARMUP = "a tenth is warm-up, then a cosine"
+SCHEDULE = f"batches of {BATCH} images; {WARMUP}"
 DECAY = f"weight decay: {WEIGHT_DECAY['sgd']:g} with SGD, which has momentum, and {WEIGHT_DECAY['adamw']:g} with AdamW"
 MULTIPLIERS = f"multipliers of {CALIBRATION} minibatches"
 

@@ -54,7 +54,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     side = results["image_size"].iloc[0] if "image_size" in results else None
     size = f"; images of {side:g} x {side:g} pixels" if side else ""
     notes = [
-        f"{results.model.iloc[0]}, {settings.over}{size}; a tenth is warm-up, then a cosine",
+        f"{results.model.iloc[0]}, {settings.over}{size}; {images.WARMUP}",
         "SGD and LARS have momentum 0.9 and a weight decay of 1e-4, LARS a trust coefficient of 0.02; AdamW and LAMB "
         "have a weight decay of 0.1; all start from LWLR's initialization",
         f"LWLR: layer-wise rates, measured on {CALIBRATION:,} images or one batch, whichever is more",

@@ -54,8 +54,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     one, layerwise = PAPER["vit", "sgd"]
     seen = f", {settings.steps * images.BATCH:,} in all" if settings.steps else ""
     notes = [
-        f"{results.model.iloc[0]}, SGD with momentum, {settings.over}; batches of {images.BATCH} images{seen}; a "
-        "tenth is warm-up, then a cosine",
+        f"{results.model.iloc[0]}, SGD with momentum, {settings.over}; batches of {images.BATCH} images{seen}; "
+        f"{images.WARMUP}",
         WITH_TOKENS,
         f"paper: Table 1, ViT-S/16 on ImageNet, 300 epochs, one run each: {one:.2f} with one rate, {layerwise:.2f} "
         "with layer-wise ones, both from LWLR's start",

@@ -115,7 +115,7 @@ class Doubling:
         return trial
 
     def _run(self, weights: list[Layer]) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        """Returns outputs, and gradients of what `may_be_invariant`. Without weights, this is the reference run."""
+        """Returns outputs, and gradients of weights that may be invariant. The run without weights is the reference."""
         if not weights:
             self._recorded = {module: [] for module in (*self._biases, *self._norms)}
         self._recording = not weights
