@@ -1,18 +1,15 @@
 """Calibration of timm's models at 224 x 224, on photographs, against the patterns and values of the paper."""
 
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pytest
-
-SCRIPT = Path(__file__).parents[2] / "bench" / "calibrate_timm.py"
 
 
 @pytest.fixture(scope="module")
 def rates_of(timm):
     pytest.importorskip("sklearn")
-    return runpy.run_path(str(SCRIPT))["rates_of"]
+    from bench import calibrate_timm
+
+    return calibrate_timm.rates_of
 
 
 @pytest.mark.long
