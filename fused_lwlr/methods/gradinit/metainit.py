@@ -29,8 +29,9 @@ LR: dict[Rule, float] = {"signsgd": 0.1, "adam": 0.01}
 def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
     """Returns the gradient quotient: the mean over all elements of |(g - Hg) / (g ± ε) - 1|.
 
-    Here g = ∇L and H is the Hessian; ε has the sign of g, and is positive where g is 0. The quotient measures how much
-    the gradient changes along its own direction. It is 0 if the loss is linear (MetaInit, Eq. 1).
+    Here g = ∇L and H is the Hessian; ε has the sign of g, and is positive where g is 0 (MetaInit, Eq. 1). The quotient
+    measures how much the gradient changes along its own direction. For a linear loss, each element counts as
+    ε / (|g| + ε), which is near 0. An element that the loss does not depend on counts as 1.
 
     Args:
         loss: a scalar with its graph. The graph is kept.

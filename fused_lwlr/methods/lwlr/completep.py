@@ -30,7 +30,7 @@ def completep(
         model: the model to train.
         base: the same model with the width and the number of blocks at which lr, weight_decay and eps were tuned. Its
             blocks are alike: the first one replaces missing ones.
-        alpha: α, from 0.5 to 1; 1 is CompleteP.
+        alpha: α, from 0 to 1; 1 is CompleteP. The paper has values from 0.5 on.
         eps: ε that was tuned on the base.
         blocks: as in `layer_decay`, in both models.
 
