@@ -86,7 +86,10 @@ class StepStatistics(Columns):
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer, float64 [layers]; infinite if the weight is zero."""
+        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer, float64 [layers].
+
+        It is infinite if the weight is zero, and NaN if the gradient is zero too.
+        """
         return self.grad_norm / self.weight_norm
 
     @property

@@ -43,6 +43,7 @@ def layers_from_param_groups(
     Raises:
         ValueError: no group, an option that is out of range or that only some of the groups have, groups that differ in
             another option, groups that have `layers` or were given to a scheduler, or a parameter without a name.
+        TypeError: the parameters of a group are a set, which has no order.
     """
     given = []
     for group in groups if isinstance(groups, Iterable) else [groups]:

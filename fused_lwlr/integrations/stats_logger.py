@@ -19,6 +19,8 @@ class LayerStatsLogger:
     Raises:
         ValueError: `every` is not an int, or below 1.
         TypeError: `writer` has no such method.
+        RuntimeError: later, as `layer_stats()`, by the first step that would be written: the optimizer has no scaling,
+            or `BalancedLR`.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):

@@ -388,8 +388,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Averages are rounded to the dtype of their parameter. On leaving, also with an exception, the trained weights
         are back, bit for bit, from a copy. Parameters without an average do not change. Buffers, such as the running
-        statistics of batch normalization, are not averaged. To compute them for the averaged weights, call
-        `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within the context.
+        statistics of batch normalization, are not averaged. To test averaged weights with their own statistics, make
+        `averaged = copy.deepcopy(model)` within the context, call `torch.optim.swa_utils.update_bn(loader, averaged)`,
+        and test the copy.
 
         Args:
             model: needed for a model under `torch.distributed.fsdp.fully_shard`, whose modules may still hold whole
