@@ -325,6 +325,17 @@ def test_checkpointed_activations(reentrant, device):
     check(sides)
 
 
+def test_a_weight_of_two_reentrant_checkpoints(device):
+    """Both parts compute a gradient for the weight."""
+    model = nn.Linear(4, 4).to(device)
+    fused_lwlr.step_in_backward(model, ALL["sgd"](model.parameters(), lr=0.1))
+    x = uniform((5, 4), torch.float32, device).requires_grad_()
+    for _ in range(2):
+        x = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True)
+    with pytest.raises(RuntimeError, match="has a second gradient before"):
+        x.sum().backward()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_that_backward_still_needs(backend, device):
     """A use without a gradient does not delay the step: PyTorch says so, and the result is correct."""

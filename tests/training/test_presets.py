@@ -56,6 +56,23 @@ def test_each_choice_of_a_preset_is_trained():
         assert {repr(getattr(r, field)) for r in every} == {repr(getattr(r, field)) for r in trained}, field
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_start_as_the_page_of_recipes_says(preset):
+    """Presets of the LWLR paper, `resnet50-elr` and names with `-lwlr` have its initialization. Others have timm's."""
+    of_the_paper = "LWLR paper" in PRESETS[preset].source or preset == "resnet50-elr" or preset.endswith("-lwlr")
+    assert resolve(preset, {}).init == ("lwlr" if of_the_paper else "model")
+    # no --init is needed with weights from a file
+    assert resolve(preset, {"weights": "model.pt"}).init == "model"
+
+
+@pytest.mark.parametrize(
+    ("given", "init"),
+    [({}, "lwlr"), ({"rates": "single"}, "model"), ({"scaling": "lars"}, "model"), ({"weights": "w.pt"}, "model")],
+)
+def test_models_of_timm_start_as_the_page_of_recipes_says(given, init):
+    assert resolve(None, {"model": "timm:resnet18", **given}).init == init
+
+
 @pytest.mark.parametrize("preset", DISTINCT)
 def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: Path(folder) / "report.html")
