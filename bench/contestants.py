@@ -11,10 +11,10 @@ from torch import Tensor
 
 import fused_lwlr
 from bench.parameter_sets import Named
+from fused_lwlr.backends import Backend
 from fused_lwlr.integrations.extras import import_beside_torchvision
 from fused_lwlr.measure.layers import named_layers
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
 
 MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8

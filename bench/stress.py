@@ -22,8 +22,8 @@ from bench import rows
 from bench.clock import here
 from bench.contestants import OPTIONS
 from bench.parameter_sets import Shapes, parameters, shapes_of
+from fused_lwlr.backends import pick
 from fused_lwlr.kernels import ADAMW, SGD, Factors, Hyper, Row, Table
-from fused_lwlr.ops import pick
 from fused_lwlr.scaling import ELR, LAMB
 
 RULES: dict[str, Any] = {"sgd": (SGD, ELR(0.1)), "adamw": (ADAMW, LAMB())}

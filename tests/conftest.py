@@ -88,7 +88,7 @@ def command(tmp_path, monkeypatch):
 @pytest.fixture
 def torchs_bits(monkeypatch):
     """Makes backend="auto" choose the PyTorch reference on CPUs, which computes the same bits as torch.optim."""
-    monkeypatch.setattr("fused_lwlr.ops._problem_on_cpu", lambda: "")
+    monkeypatch.setattr("fused_lwlr.backends._problem_on_cpu", lambda: "")
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ def test_versions_compiler_and_folder(monkeypatch, tmp_path):
     [(None, "triton"), ("no C compiler", "torch, since no C compiler"), ("", "torch, since Triton's interpreter is")],
 )
 def test_the_backend_of_a_cpu(problem, said, monkeypatch):
-    monkeypatch.setattr("fused_lwlr.ops._problem_on_cpu", lambda: problem)
+    monkeypatch.setattr("fused_lwlr.backends._problem_on_cpu", lambda: problem)
     (line,) = (line for line in lines() if line.startswith("cpu: "))
     assert line.startswith(f"cpu: {torch.get_num_threads()} threads; {said}")
     optimizer = fused_lwlr.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)

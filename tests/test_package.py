@@ -43,9 +43,9 @@ def test_import_without_triton():
     result = python(
         "import sys; sys.modules['triton'] = None\n"
         "import fused_lwlr, torch\n"
-        "from fused_lwlr import ops\n"
+        "from fused_lwlr import backends\n"
         "print(fused_lwlr.show_config())\n"
-        "for name in ('cuda', 'mps'): print(ops.describe(torch.device(name)))\n"
+        "for name in ('cuda', 'mps'): print(backends.describe(torch.device(name)))\n"
         "p = torch.nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
         "fused_lwlr.SGD([p], lr=0.5).step(); print(p.tolist())\n"
         "fused_lwlr.SGD([p], lr=0.5, backend='triton').step()"

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import torch
 
-from fused_lwlr import ops
+from fused_lwlr import backends
 
 PACKAGES = ("triton", "numpy", "timm", "transformers", "accelerate", "pytorch-lightning")
 VARIABLES = ("CC", "TRITON_CACHE_DIR", "TRITON_INTERPRET", "TRITON_DEBUG", "CUDA_VISIBLE_DEVICES")
@@ -31,13 +31,13 @@ def show_config() -> str:
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, HIP {torch.version.hip}",
         *(f"{name} {version_of(name) or 'not installed'}" for name in PACKAGES),
         *_compiled(),
-        f"cpu: {torch.get_num_threads()} threads; {ops.describe(torch.device('cpu'))}",
+        f"cpu: {torch.get_num_threads()} threads; {backends.describe(torch.device('cpu'))}",
     ]
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         found = torch.cuda.get_device_properties(i)
         lines.append(
             f"cuda:{i}: {found.name}, compute capability {found.major}.{found.minor}; "
-            f"{ops.describe(torch.device('cuda', i))}"
+            f"{backends.describe(torch.device('cuda', i))}"
         )
     lines += [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
     return "\n".join(lines)

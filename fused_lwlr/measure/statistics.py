@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr import ops
+from fused_lwlr import backends
 from fused_lwlr.kernels import STATISTICS, Row, Table, reference
 from fused_lwlr.kernels.tensors import joined, untraced
 from fused_lwlr.measure.layers import Layer, named_layers
@@ -57,7 +57,7 @@ class LayerStatistics(Columns):
 class StatisticsPass:
     """Runs the statistics kernel over some layers. It keeps its tables while the tensors stay where they are."""
 
-    def __init__(self, layers: list[Layer], backend: ops.Backend):
+    def __init__(self, layers: list[Layer], backend: backends.Backend):
         self._layers = layers
         self._backend = backend
         self._absent: list[bool] | None = None
@@ -124,7 +124,7 @@ class StatisticsPass:
 
     def _pick(self, device: torch.device, dtypes: Sequence[Any], *, addressable: bool) -> ModuleType:
         """Returns the module for parameters and gradients of these dtypes: the reference if one of them needs it."""
-        found = [ops.pick(self._backend, device, dtype, addressable=addressable) for dtype in dtypes]
+        found = [backends.pick(self._backend, device, dtype, addressable=addressable) for dtype in dtypes]
         return reference if reference in found else found[0]
 
 
@@ -176,7 +176,7 @@ def _completed(values: Tensor, reducer: ShardReducer) -> Tensor:
 
 @untraced
 def layer_statistics(
-    source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *, backend: ops.Backend = "auto"
+    source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *, backend: backends.Backend = "auto"
 ) -> LayerStatistics:
     """Returns Σ|g|, ‖g‖, max|g|, ‖w‖, ⟨g, w⟩ and the number of non-finite g of every layer, in one pass over memory.
 

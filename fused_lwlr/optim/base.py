@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fused_lwlr import ops
+from fused_lwlr import backends
 from fused_lwlr.kernels import Gate, Rule, reference
 from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import is_addressable
@@ -19,9 +19,9 @@ from fused_lwlr.optim.checkpoint import check_owners, read, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.hooks import hooked
-from fused_lwlr.optim.layer_entries import entries_of, is_by_position, resolve, to_text
 from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
+from fused_lwlr.optim.layers_argument import entries_of, is_by_position, resolve, to_text
 from fused_lwlr.optim.option_table import names_of
 from fused_lwlr.optim.options import SharedOptions, StepOptions, fixed
 from fused_lwlr.optim.step_plan import StepPlan
@@ -176,7 +176,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 # quantized weights have no gradient
                 continue
             addressable = is_lazy(param) or (is_addressable(param) and not param.is_inference())
-            module = ops.pick(self.options.backend, param.device, param.dtype, addressable=addressable)
+            module = backends.pick(self.options.backend, param.device, param.dtype, addressable=addressable)
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 

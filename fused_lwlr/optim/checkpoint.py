@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import Groups, corrects_decay, labels_of, max_lr
+from fused_lwlr.optim.layers_argument import from_text
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import StateSpec, state_specs, steps_of

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr import ops
+from fused_lwlr import backends
 from fused_lwlr.kernels import Table
 from fused_lwlr.kernels.tensors import to_device
 from fused_lwlr.memory import is_fake
@@ -58,7 +58,7 @@ class LaunchPlan:
                 member.state["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
-        self.backend: ModuleType = ops.pick(
+        self.backend: ModuleType = backends.pick(
             # a FakeTensor has no values to launch on, only shapes
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
             elements=sum(param.numel() for param in columns["param"]),

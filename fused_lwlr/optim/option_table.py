@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from fused_lwlr.backends import Backend
 from fused_lwlr.kernels.tensors import HALF
-from fused_lwlr.ops import Backend
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 

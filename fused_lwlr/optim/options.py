@@ -8,9 +8,9 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor
 
+from fused_lwlr.backends import Backend
 from fused_lwlr.kernels import FactorFormula, Rule
 from fused_lwlr.kernels.tensors import HALF
-from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.option_table import Nonfinite, check_option, names_of, shown

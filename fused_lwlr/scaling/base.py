@@ -92,7 +92,7 @@ class Scaling:
         raise ValueError(f"{type(self).__name__} acts on {self.targets}, but {rule.name} has {rule.factor_targets}")
 
     def factor_formula(self, rule: Rule) -> FactorFormula | None:
-        """Returns the formula, its target and its numbers, as a backend takes them; None if there is no formula.
+        """Returns the formula, its target and its constants, as a backend takes them; None if there is no formula.
 
         Args:
             rule: the update rule of an optimizer.
@@ -106,9 +106,9 @@ class Scaling:
             raise ValueError(f"{name}.formula={formula!r:.80} must be a function: define it as a static method")
         check_formula(formula, f"{name}.formula")
         arguments = FactorFormula(formula, target).arguments
-        numbers = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
-        passed = [each for each in numbers if each in arguments]
-        for each in numbers:
+        own = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
+        passed = [each for each in own if each in arguments]
+        for each in own:
             if each in FORMULA_STATISTICS:
                 raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
         for each in arguments:

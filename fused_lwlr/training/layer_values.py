@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.ops import Backend
 from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
 from fused_lwlr.patterns import split_name, weights

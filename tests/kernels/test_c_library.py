@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_no_parts(library, folder, monkeypatch):
 STEP = """
 import torch, warnings
 import fused_lwlr
-from fused_lwlr import ops
+from fused_lwlr import backends
 from fused_lwlr.kernels.native import build
 # compiles sooner
 build.OPTIMIZE = dict.fromkeys(build.OPTIMIZE, ("-O0",))
@@ -193,7 +193,7 @@ warnings.simplefilter("ignore")
 p = torch.nn.Parameter(torch.ones(10))
 p.grad = torch.ones_like(p)
 fused_lwlr.SGD([p], lr=0.5).step()
-backend = ops.pick("auto", p.device, p.dtype)
+backend = backends.pick("auto", p.device, p.dtype)
 print(p[0].item(), backend.__name__)
 """
 

@@ -17,7 +17,7 @@ from tolerances import same
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fused_lwlr
-from fused_lwlr import ops
+from fused_lwlr import backends
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels import triton as backend
 from fused_lwlr.kernels.native import build, c, compile_kernel, control
@@ -263,7 +263,7 @@ print(len(optimizer.state))
 
 
 def clear_caches():
-    for function in (compiler, build._flags, build._function, ops._problem_on_cpu, ops._warn):
+    for function in (compiler, build._flags, build._function, backends._problem_on_cpu, backends._warn):
         function.cache_clear()
 
 
@@ -338,15 +338,15 @@ def test_every_loop_over_elements_is_vectorized(dtype, monkeypatch, tmp_path):
 
 def test_modes_and_defaults_at_the_first_step_change_nothing():
     """The first step decides for all later steps that kernels can be compiled."""
-    ops._problem_on_cpu.cache_clear()
+    backends._problem_on_cpu.cache_clear()
     build._function.cache_clear()
     try:
         torch.set_default_dtype(torch.float64)
         with torch.device("meta"), FakeTensorMode():
-            assert ops._problem_on_cpu() is None
+            assert backends._problem_on_cpu() is None
     finally:
         torch.set_default_dtype(torch.float32)
-    assert ops.pick("auto", CPU, torch.float32) is backend
+    assert backends.pick("auto", CPU, torch.float32) is backend
 
 
 @triton.jit

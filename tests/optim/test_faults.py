@@ -8,7 +8,7 @@ from cases import every_backend, every_case
 from steps import OPTIONS, OURS, TORCH, compare
 from tolerances import same
 
-from fused_lwlr import ops
+from fused_lwlr import backends
 
 
 def mixed(device):
@@ -50,7 +50,7 @@ def test_second_launch_cannot_be_made_ready(name, backend, taken, device, monkey
         optimizer.step()
         other.step()
     with monkeypatch.context() as patch:
-        failing(ops.pick(backend, device, torch.float32), name, patch, when_ready=False)
+        failing(backends.pick(backend, device, torch.float32), name, patch, when_ready=False)
         with pytest.raises(RuntimeError, match="the launch failed"):
             optimizer.step()
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_second_launch_fails(name, backend, taken, device, monkeypatch):
     before = second.detach().clone()
     state = {k: v.clone() for k, v in optimizer.state.get(second, {}).items()}
 
-    failing(ops.pick(backend, first.device, first.dtype), name, monkeypatch, when_ready=True)
+    failing(backends.pick(backend, first.device, first.dtype), name, monkeypatch, when_ready=True)
     with pytest.raises(RuntimeError, match="the launch failed"):
         optimizer.step()
     monkeypatch.undo()

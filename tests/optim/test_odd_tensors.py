@@ -15,9 +15,9 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
 from fused_lwlr import ELR, LAMB, Hyperball, layer_statistics
+from fused_lwlr.backends import pick
 from fused_lwlr.kernels import reference
 from fused_lwlr.memory import find_overlap, is_addressable
-from fused_lwlr.ops import pick
 
 BUFFER = {"sgd": "momentum_buffer", "adamw": "exp_avg"}
 AUTO_AND_TORCH = pytest.mark.parametrize("backend", ["auto", "torch"])

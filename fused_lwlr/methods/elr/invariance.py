@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import Layer, layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.methods.checks import require
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, may_be_invariant
 from fused_lwlr.methods.minibatches import check_batch, loss_of, part_of, samples
 from fused_lwlr.methods.restoring import as_it_was
-from fused_lwlr.ops import Backend
 from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import named_layers
 from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.methods.checks import check_count
 from fused_lwlr.methods.elr.history import ELRHistory
-from fused_lwlr.ops import Backend
 from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
 from fused_lwlr.patterns import Selection, Selector, split_name, weights

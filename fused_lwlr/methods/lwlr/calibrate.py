@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.methods.checks import check_count
@@ -17,7 +18,6 @@ from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.minibatches import loss_of
 from fused_lwlr.methods.progress import with_progress
 from fused_lwlr.methods.restoring import as_it_was
-from fused_lwlr.ops import Backend
 from fused_lwlr.patterns import find, split_name, with_parameters
 
 

@@ -39,12 +39,11 @@ def pick(
         backend == "auto" and (device.type not in ("cuda", "cpu") or dtype in DOUBLE or not addressable)
     ):
         return reference
-    if backend == "auto" and device.type == "cpu":
-        problem = _problem_on_cpu()
-        if problem is not None:
-            if problem and elements >= WORTH_A_WARNING:
-                _warn(problem)
-            return reference
+    problem = _problem_on_cpu() if device.type == "cpu" else None
+    if backend == "auto" and problem is not None:
+        if problem and elements >= WORTH_A_WARNING:
+            _warn(problem)
+        return reference
     if not addressable:
         raise ValueError(
             f"backend={backend!r} cannot work on tensors without a data pointer (wrapper subclasses, meta tensors, "
@@ -62,7 +61,7 @@ def pick(
             f"backend={backend!r} cannot work on {dtype} tensors on {device.type}: Triton kernels take float32, "
             "bfloat16 and float16, on GPUs and CPUs, with TRITON_INTERPRET=1 on CPUs only; pass backend='torch'"
         )
-    if device.type == "cpu" and (problem := _problem_on_cpu()):
+    if problem:
         raise RuntimeError(f"backend={backend!r} cannot run on this CPU: {problem}; or pass backend='torch'")
     return triton
 
