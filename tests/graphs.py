@@ -82,7 +82,7 @@ def _recorded(function):
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
         patch.setattr(base, "are_on_gpu", lambda groups: True)
-        for name in ("totals_of", "balanced"):
+        for name in ("totals_of", "balanced_factors"):
             patch.setattr(gate, name, Repeated(recording, getattr(gate, name)))
         for module in LAUNCHING:
             # a replay has the items of the capture
