@@ -1,9 +1,11 @@
-"""Files that are complete or absent, and tensors that are read without running code from the file."""
+"""Files that are complete or absent: text, JSON, and tensors that are read without running code from the file."""
 
 import errno
+import json
+import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,6 +46,42 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def replace_text(path: Path, text: str) -> None:
     """`replace` with text, in UTF-8; file names that are not UTF-8 keep their bytes."""
     replace(path, lambda file: file.write(text.encode(errors="surrogateescape")))
+
+
+def replace_json(path: Path, content: Any) -> None:
+    """`replace` with values of JSON.
+
+    Raises:
+        ValueError: a number is not finite, which JSON cannot express.
+        TypeError: another value that JSON cannot express.
+    """
+    replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file of JSON in the folder of a run."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): delete it, or choose another folder (--out)") from error
+
+
+def finite(values: Any) -> Any:
+    """The same, with None for floats that are not finite, which JSON cannot express, and lists for tuples."""
+    if isinstance(values, dict):
+        return {key: finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of JSON values only: tuples become lists, and keys strings. Other values are a ValueError."""
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    except TypeError as error:
+        raise ValueError(f"config must hold values of JSON alone (numbers, strings, lists, dicts): {error}") from error
+    return found
 
 
 def save_tensors(path: Path, content: Any) -> None:

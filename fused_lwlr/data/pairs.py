@@ -50,13 +50,6 @@ class PairSplit(Split):
         """By the tokens of all pairs."""
         return digest(self.begin, self.end, *(part for of in (self.source, self.target) for part in (of.ids, of.ends)))
 
-    def halves(self) -> "tuple[PairSplit, PairSplit]":
-        """The first half of the pairs and the second one."""
-        middle = (self.begin + self.end) // 2
-        ends = (self.begin, middle), (middle, self.end)
-        first, second = (PairSplit(self.source, self.target, *each, self.context) for each in ends)
-        return first, second
-
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         inputs = torch.full((len(wanted.indices), 2, self.context), PAD)
         targets = torch.full((len(wanted.indices), self.context), -1)

@@ -66,13 +66,6 @@ class Sequences(Split):
         starts = [self.begin + i * self.context for i in sample(len(self))]
         return digest(self.begin, self.end, *(self.tokens[start : start + self.context] for start in starts))
 
-    def halves(self) -> "tuple[Sequences, Sequences]":
-        """The sequences of the first and of the second half, with the same cuts; only for validation."""
-        middle = self.begin + self.count // 2 * self.context
-        ends = (self.begin, middle + 1), (middle, self.end)
-        first, second = (Sequences(self.tokens, *each, self.context, shifted=False) for each in ends)
-        return first, second
-
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         inputs = torch.zeros(len(wanted.indices), self.context, dtype=torch.int64)
         targets = torch.full_like(inputs, -1)

@@ -1,11 +1,10 @@
 """The held-out part of the data, on which learning rates are chosen."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fused_lwlr.data import Splits, Stream, Text
-from fused_lwlr.data.pairs import PairSplit
 from fused_lwlr.data.sampler import MicroBatch, permutation
-from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.data.sources import Loaded, Split
 
 ONE_IN = 5
@@ -14,9 +13,9 @@ MOST = 5000
 
 
 class Selected(Split):
-    """Some images of a split, by their index."""
+    """Some examples of a split, by their index."""
 
-    def __init__(self, images: Split, indices: tuple[int, ...]) -> None:
+    def __init__(self, images: Split, indices: Sequence[int]) -> None:
         self.images, self.indices, self.statistics = images, indices, images.statistics
 
     def __len__(self) -> int:
@@ -38,10 +37,11 @@ def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
             own order.
     """
     if isinstance(data, Text):
-        if not isinstance(data.val, (Sequences, PairSplit)) or len(data.val) < 2:
-            raise ValueError(f"{data.name} has {len(data.val)} {data.example} for validation, but two are needed")
-        chosen, reported = data.val.halves()
-        return replace(data, val=reported), chosen
+        count = len(data.val)
+        if count < 2:
+            raise ValueError(f"{data.name} has {count} {data.example} for validation, but two are needed")
+        first, second = range(count // 2), range(count // 2, count)
+        return replace(data, val=Selected(data.val, second)), Selected(data.val, first)
     if isinstance(data.train, Stream):
         raise ValueError(f"a part of {data.name} cannot be held out by index, to choose learning rates by")
     order = tuple(permutation(len(data.train), 0, 0).tolist())

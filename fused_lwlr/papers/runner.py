@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from fused_lwlr.data import files
 from fused_lwlr.papers.framework import Job, Study
-from fused_lwlr.papers.store import Store, write
-from fused_lwlr.training.config_diff import finite
+from fused_lwlr.papers.store import Store
 from fused_lwlr.training.processes import pick_device
 
 Failure = tuple[str, str] | None
@@ -122,8 +122,8 @@ def _work(job: Job, path: Path, environment: dict[str, Any]) -> Failure:
     try:
         values = job.function(**job.parameters)
         seconds = time.perf_counter() - start
-        result = {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds}
-        write(path, result | {"environment": environment})
+        result = {"name": job.name, "parameters": job.parameters, "values": files.finite(values), "seconds": seconds}
+        files.replace_json(path, result | {"environment": environment})
     except Exception as error:
         return f"{type(error).__name__}: {error}", traceback.format_exc()
     return None

@@ -50,7 +50,7 @@ class Store:
                     "repeat its settings to continue it"
                 )
         self.jobs.mkdir(parents=True, exist_ok=True)
-        write(path, asdict(settings))
+        files.replace_json(path, asdict(settings))
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -118,26 +118,13 @@ def load_recorded(path: Path, study: Study) -> tuple[Settings, Any]:
     return Settings(**content["settings"]), study.frame(content["jobs"])
 
 
-def write(path: Path, content: Any) -> None:
-    """Replace a file of JSON: after a crash either the old or the new file exists completely.
-
-    Raises:
-        ValueError: a number is not finite, which JSON cannot express.
-        TypeError: another value that JSON cannot express.
-    """
-    files.replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
 def _are_same(data: str, other: str) -> bool:
     """Whether two names are the same data, such as photos, ./photos/ and the absolute path."""
     return is_path(data) == is_path(other) and Path(data).resolve() == Path(other).resolve()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): delete it, or choose another folder (--out)") from error
+    content = files.read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} is not a file of a study: choose another folder (--out)")
     return content

@@ -9,11 +9,8 @@ from typing import Any
 
 from fused_lwlr.data import files
 from fused_lwlr.training.collectives import from_first, is_first
-from fused_lwlr.training.config_diff import finite
 from fused_lwlr.training.records import Interval, LayerValues, Record, Validation, perplexity
 
-TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
-"""Fields that differ between two otherwise equal runs."""
 LAYERS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
 """Fields of layers, and their names in figures."""
 FILES = {"train": "metrics.jsonl", "validation": "metrics.jsonl", "layers": "layers.jsonl"}
@@ -81,14 +78,14 @@ def plain(record: Record) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"kind": record.kind}
     for field in fields(record):
-        found[field.name] = finite(getattr(record, field.name))
+        found[field.name] = files.finite(getattr(record, field.name))
         if field.name == "count" and isinstance(record, (Interval, Validation)):
             found[record.unit] = found.pop("count")
             if isinstance(record, Interval):
-                found[f"{record.unit}_per_second"] = finite(record.per_second)
+                found[f"{record.unit}_per_second"] = files.finite(record.per_second)
     if found.pop("unit", None) == "tokens" and isinstance(record, Validation):
         del found["top1"], found["top5"]
-        found["perplexity"] = finite(perplexity(record.loss))
+        found["perplexity"] = files.finite(perplexity(record.loss))
     return found
 
 

@@ -1,6 +1,5 @@
 """Provenance of a run: `run.json` in its folder, with an entry for each start."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ import torch
 
 from fused_lwlr.data import files
 from fused_lwlr.training.collectives import from_first, gathered, world_size
-from fused_lwlr.training.config_diff import difference, json_values
+from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.environment import device_name, environment
 
 
@@ -26,10 +25,10 @@ def record_start(
     devices = gathered(device_name(device))
 
     def record() -> dict[str, Any]:
-        own = {"command": shlex.join(sys.orig_argv), "config": json_values(config), "seed": seed}
+        own = {"command": shlex.join(sys.orig_argv), "config": files.json_values(config), "seed": seed}
         entry = {**environment(), **own, "devices": devices, "world_size": world_size(), **facts}
         Path(folder).mkdir(parents=True, exist_ok=True)
-        _write(folder, [*read_starts(folder), entry])
+        files.replace_json(_file(folder), [*read_starts(folder), entry])
         return entry
 
     return from_first(record)
@@ -44,22 +43,19 @@ def record_facts(folder: str | Path, **facts: Any) -> None:
     def record() -> None:
         starts = read_starts(folder)
         if not starts:
-            raise ValueError(f"{Path(folder) / 'run.json'} has no start that facts could be added to")
-        starts[-1].update(json_values(facts))
-        _write(folder, starts)
+            raise ValueError(f"{_file(folder)} has no start that facts could be added to")
+        starts[-1].update(files.json_values(facts))
+        files.replace_json(_file(folder), starts)
 
     from_first(record)
 
 
 def read_starts(folder: str | Path) -> list[dict[str, Any]]:
     """The entries of `run.json`, the last start last; none if there is no such file."""
-    path = Path(folder) / "run.json"
+    path = _file(folder)
     if not path.exists():
         return []
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): delete it, or choose another folder (--out)") from error
+    found = files.read_json(path)
     starts: list[Any] = found if isinstance(found, list) else [None]
     if not all(isinstance(start, dict) and isinstance(start.get("config"), dict) for start in starts):
         raise ValueError(f"{path} is not a list of the starts of a run: delete it, or choose another folder (--out)")
@@ -75,5 +71,5 @@ def code_changes(folder: str | Path) -> list[str]:
     return difference(before, now)
 
 
-def _write(folder: str | Path, starts: list[dict[str, Any]]) -> None:
-    files.replace_text(Path(folder) / "run.json", json.dumps(starts, indent=1) + "\n")
+def _file(folder: str | Path) -> Path:
+    return Path(folder) / "run.json"

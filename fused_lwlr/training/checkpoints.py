@@ -14,7 +14,7 @@ from torch import nn
 from fused_lwlr.data import files
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.collectives import from_first, gathered, shared
-from fused_lwlr.training.config_diff import check_config, json_values
+from fused_lwlr.training.config_diff import check_config
 
 FORMAT = 2
 KEPT = 2
@@ -100,7 +100,7 @@ class Checkpoints:
         content = {
             "format": FORMAT,
             "step": step,
-            "config": json_values(config),
+            "config": files.json_values(config),
             "models": {name: states.of_model(model) for name, model in models.items()},
             "optimizer": states.of_optimizer(next(iter(models.values())), optimizer),
             "state": dict(state or {}),

@@ -1,33 +1,23 @@
 """Differences between the configuration of a run and the configuration to resume it with."""
 
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD
+from fused_lwlr.data.files import json_values
+from fused_lwlr.training.recipe import DEFAULTS
 from fused_lwlr.training.recipe_rules import flag
 
+FREE = (
+    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
+    "tensorboard", "wandb", "stats_every", "corrupt",
+)  # fmt: skip
+"""Fields that may change when a run resumes. The result stays the same bit for bit, except with another kind of
+`device`, and with `corrupt`, which skips the image that stopped the run."""
+DISTRIBUTION = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
+"""More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
 FINGERPRINT = "names, sizes or classes of the data"
 """Must be the same when a run continues; the name is shown to the user."""
-
-
-def finite(values: Any) -> Any:
-    """The same, with None for floats that are not finite, which JSON cannot express, and lists for tuples."""
-    if isinstance(values, dict):
-        return {key: finite(value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
-
-
-def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of JSON values only: tuples become lists, and keys strings. Other values are a ValueError."""
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(config)))
-    except TypeError as error:
-        raise ValueError(f"config must hold values of JSON alone (numbers, strings, lists, dicts): {error}") from error
-    return found
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str] = ()) -> list[str]:
@@ -45,12 +35,12 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collecti
 
 
 def check_config(old: Mapping[str, Any], new: Mapping[str, Any], *, where: object) -> None:
-    """Raise ValueError if there is a `difference`, except in `FREE` and `SPREAD`: a line for each, and how to resume.
+    """Raise ValueError if fields differ that are not of `FREE` or `DISTRIBUTION`: a line for each, and how to resume.
 
     A missing field counts as its default, so that an option of a later version does not end a run. The same data may be
     at another path.
     """
-    free = sorted((*FREE, *SPREAD))
+    free = sorted((*FREE, *DISTRIBUTION))
     same_data = old.get(FINGERPRINT) is not None and old[FINGERPRINT] == new.get(FINGERPRINT)
     # the fingerprint of another loader may be the number of its images alone
     moved = ("data", "val_data") if same_data and new.get("loader") is None else ()
@@ -64,7 +54,7 @@ def check_config(old: Mapping[str, Any], new: Mapping[str, Any], *, where: objec
         )
 
 
-def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
+def resumed_differently(changed: Sequence[str], images: int, images_now: int) -> str:
     """Tells the user the effects of resuming with other processes or micro-batches."""
     micro = (
         f"A micro-batch has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix "

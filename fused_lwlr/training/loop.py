@@ -13,11 +13,11 @@ from fused_lwlr.data import Batch, files
 from fused_lwlr.training.best import Best
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first
-from fused_lwlr.training.config_diff import FINGERPRINT, another_spread, difference
+from fused_lwlr.training.config_diff import DISTRIBUTION, FINGERPRINT, difference, resumed_differently
 from fused_lwlr.training.divergence import check_weights, diverged
 from fused_lwlr.training.evaluate import StoppedError, no_signals
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import SPREAD, Recipe
+from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.running_loss import RunningLoss
 from fused_lwlr.training.signals import StopFlag
@@ -104,9 +104,9 @@ class Loop:
         trainer.scaler.load_state_dict(found.state["scaler"])
         self.untested = found.state["untested"]
         self.best.restore(found.state["best"])
-        changed = difference(found.config, self.config, free=[name for name in self.config if name not in SPREAD])
+        changed = difference(found.config, self.config, free=[name for name in self.config if name not in DISTRIBUTION])
         if changed and trainer.world.first:
-            self.checkpoints.notice(another_spread(changed, found.state["pass_images"], trainer.micro))
+            self.checkpoints.notice(resumed_differently(changed, found.state["pass_images"], trainer.micro))
         # with the same number of ranks each restores its own values; otherwise all take the mean, and rank 0 the names
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own

@@ -25,16 +25,6 @@ from pydantic_core import ArgsKwargs
 
 from fused_lwlr.training.recipe_rules import check, implied, place, readable
 
-FREE = (
-    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
-    "tensorboard", "wandb", "stats_every", "corrupt",
-)  # fmt: skip
-"""Fields that may change when a run resumes. Only a `device` of another kind changes the bits of a training, and
-`corrupt`, since a run then skips an image that stopped it."""
-
-SPREAD = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
-"""More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
-
 
 def _split(value: Any) -> Any:
     """Splits text, such as numbers of the command line, at commas."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fused_lwlr.data import MicroBatch, MicroBatchSampler, next_tokens, open_text, train_batches, val_batches
+from fused_lwlr.papers.held_out import hold_out
 
 CPU = torch.device("cpu")
 
@@ -219,7 +220,8 @@ def test_python_without_its_reference(monkeypatch):
 def test_halves_of_validation_share_no_target_and_leave_none_out(tmp_path, size):
     content = made(tmp_path, size)
     text = open_text(f"text:{tmp_path}/text.txt", context=16)
-    halves = text.val.halves()
+    rest, first_half = hold_out(text)
+    halves = first_half, rest.val
     assert sum(map(len, halves)) == len(text.val)
     targets = [
         torch.cat([batch.targets.flatten() for batch in val_batches(half, batch_size=2, device=CPU)]) for half in halves

@@ -15,13 +15,14 @@ from sharding import AVERAGED, full
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from uneven_pairs import one_pass, uneven
+from untimed import untimed
 
 from fused_lwlr import LayerRates
 from fused_lwlr.data import open_data
 from fused_lwlr.models.build import build
 from fused_lwlr.runs import dry_run as dry_running
 from fused_lwlr.runs import run as running
-from fused_lwlr.runs.metrics import TIMING, read_records
+from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.processes import World, spread
 from fused_lwlr.training.recipe import Recipe
@@ -97,8 +98,7 @@ def test_as_one_process(options):
 
 
 def records(out):
-    found = read_records(out / "metrics.jsonl") + read_records(out / "layers.jsonl")
-    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
+    return untimed(out / "metrics.jsonl") + untimed(out / "layers.jsonl")
 
 
 @pytest.mark.parametrize("options", [{"model": "resnet"}, {"fsdp": True}], ids=["ddp-batch-norm", "fsdp"])

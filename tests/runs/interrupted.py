@@ -6,15 +6,14 @@ import signal
 
 import pytest
 import torch
+from untimed import untimed
 
 from fused_lwlr.runs import run as running
-from fused_lwlr.runs.metrics import TIMING, read_records
 
 
 def records(folder):
     """Metrics and layers, without values that depend on the clock."""
-    found = read_records(folder / "metrics.jsonl") + read_records(folder / "layers.jsonl")
-    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
+    return untimed(folder / "metrics.jsonl") + untimed(folder / "layers.jsonl")
 
 
 def assert_same_weights(*files):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from run_folder import fill
 
+from fused_lwlr.data.files import json_values
 from fused_lwlr.runs import figures, html_report
 from fused_lwlr.runs.html_report import PeriodicReport, Run, write_report
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.runs.provenance import record_facts
-from fused_lwlr.training.config_diff import json_values
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.recipe import DEFAULTS
 

@@ -2,9 +2,10 @@ import json
 import math
 
 import pytest
+from untimed import untimed
 
 from fused_lwlr.data import files
-from fused_lwlr.runs.metrics import TIMING, Metrics, plain, read_records
+from fused_lwlr.runs.metrics import Metrics, plain, read_records
 from fused_lwlr.training.records import Interval, LayerValues, Validation
 
 
@@ -34,8 +35,7 @@ def train(folder, after, stop, seconds=2.0):
 
 def content(folder):
     """All fields except times."""
-    names = ("metrics.jsonl", "layers.jsonl")
-    return [[{k: v for k, v in r.items() if k not in TIMING} for r in read_records(folder / name)] for name in names]
+    return [untimed(folder / name) for name in ("metrics.jsonl", "layers.jsonl")]
 
 
 def test_written_records(tmp_path):

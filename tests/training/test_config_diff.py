@@ -1,6 +1,7 @@
 import pytest
 
-from fused_lwlr.training.config_diff import FINGERPRINT, check_config, difference, json_values
+from fused_lwlr.data.files import json_values
+from fused_lwlr.training.config_diff import FINGERPRINT, check_config, difference
 
 OLD = {"lr": 0.1, "model": "resnet50", "crops": [1, 2], "ema": None, "out": "a"}
 ROWS = [

@@ -11,9 +11,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, PolynomialLR, 
 
 from fused_lwlr.data import files
 from fused_lwlr.training import mlperf
+from fused_lwlr.training.config_diff import FREE
 from fused_lwlr.training.presets import PRESETS, listing, resolve
 from fused_lwlr.training.processes import World, world_of
-from fused_lwlr.training.recipe import FIELDS, FREE, Recipe
+from fused_lwlr.training.recipe import FIELDS, Recipe
 from fused_lwlr.training.recipe_file import read_recipe
 from fused_lwlr.training.recipe_rules import ONLY
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
