@@ -1,12 +1,12 @@
 """Images and text for training: where they are from, augmentation, order, and the loader that feeds the device."""
 
 from fused_lwlr.data.loader import Batch, bytes_ahead, loader_throughput, train_batches, val_batches
-from fused_lwlr.data.mixing import Mixing, mixed_binary_cross_entropy, mixed_cross_entropy
+from fused_lwlr.data.mixing import Mixing
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler
 from fused_lwlr.data.sources import Split, Splits
 from fused_lwlr.data.splits import open_data
 from fused_lwlr.data.streams import Part, Stream
-from fused_lwlr.data.text import Text, next_tokens, open_text
+from fused_lwlr.data.text import Text, open_text
 
 __all__ = [
     "Batch",
@@ -20,9 +20,6 @@ __all__ = [
     "Text",
     "bytes_ahead",
     "loader_throughput",
-    "mixed_binary_cross_entropy",
-    "mixed_cross_entropy",
-    "next_tokens",
     "open_data",
     "open_text",
     "train_batches",

@@ -40,25 +40,25 @@ def _has_images(split: Any) -> bool:
         return False
 
 
-def check_batch(
-    data: Splits | Text, sides: Container[int | None], batch: Any, number: int, *, is_test: bool = False
+def check_loaded(
+    data: Splits | Text, sides: Container[int | None], batch: Any, number: int, *, is_validation: bool = False
 ) -> None:
     """Raises ValueError unless a batch of a loader of images fits its data set, and so the model.
 
     Args:
         sides: the sides that images may have, in pixels.
         number: of the batch, from 1.
-        is_test: whether images may have the class -1, and then do not count.
+        is_validation: whether images may have the class -1, and then do not count.
     """
     if isinstance(data, Text):
         return
     try:
-        _check_pair(data, sides, batch[:2] if isinstance(batch, Loaded) else batch, number == 1, is_test)
+        _check_pair(data, sides, batch[:2] if isinstance(batch, Loaded) else batch, number == 1, is_validation)
     except ValueError as error:
         raise ValueError(f"batch {number}: {error}") from error
 
 
-def _check_pair(data: Splits, sides: Container[int | None], pair: Any, first: bool, is_test: bool) -> None:
+def _check_pair(data: Splits, sides: Container[int | None], pair: Any, first: bool, is_validation: bool) -> None:
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f"the loader made a batch of type {type(pair).__name__}: give a pair, images and classes")
     images, targets = pair
@@ -73,13 +73,14 @@ def _check_pair(data: Splits, sides: Container[int | None], pair: Any, first: bo
         raise ValueError(
             f"the loader made classes as {_shown(targets)}: give a tensor of shape ({len(images)},), in int64"
         )
+    lowest = -1 if is_validation else 0
     # to read the numbers of later batches from a GPU, the host would wait for all queued work
     for number in targets.tolist() if first or targets.device.type == "cpu" else ():
-        if not -is_test <= number < len(data.classes):
+        if not lowest <= number < len(data.classes):
             raise ValueError(
                 f"the loader made an image of class {number}, but its data set has {len(data.classes)} classes: give "
                 f"numbers from 0 to {len(data.classes) - 1}"
-                + (", or -1 for an image that does not count" if is_test else "")
+                + (", or -1 for an image that does not count" if is_validation else "")
             )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from fused_lwlr.data.folder import files_below
 from fused_lwlr.data.hub import HUB, open_documents, texts
@@ -124,14 +123,6 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
         tokens, classes = characters("".join(parts[0][0]))
         return name, [tokens], classes
     return name, [raw], BYTES
-
-
-def next_tokens(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Flattens predictions: logits of (..., classes) to (predictions, classes), and targets of (...) likewise.
-
-    Logits of images, (images, classes), and targets that are probabilities do not change.
-    """
-    return outputs.flatten(0, -2), targets if targets.is_floating_point() else targets.flatten()
 
 
 def _python_docs() -> str:

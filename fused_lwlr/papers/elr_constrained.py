@@ -88,7 +88,7 @@ def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
     Raises:
         ValueError: it has none.
     """
-    layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
+    layers = scale_invariant(trainer.model, next(trainer.micro_batches.minibatches(1)), cross_entropy)
     if not layers.names:
         raise ValueError(
             f"{trainer.recipe.model} has no scale-invariant layers, which this study needs: choose a --model with "

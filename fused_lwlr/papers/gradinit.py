@@ -101,9 +101,9 @@ def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]
 
     def begin(trainer: Trainer) -> Any:
         drawn = start_(trainer, "kaiming", 0.0)
-        before = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
+        before = gradient_std(trainer.model, trainer.micro_batches.minibatches(MEASURED))
         optimizer = drawn if init == "kaiming" else start_(trainer, init, tau)
-        after = gradient_std(trainer.model, trainer.passes.minibatches(MEASURED))
+        after = gradient_std(trainer.model, trainer.micro_batches.minibatches(MEASURED))
         deviations.update(before=before, after=after)
         return optimizer
 

@@ -123,5 +123,5 @@ def train(
         return result
     if held_out is not None:
         trainer.data = replace(fit, val=held_out)
-        result.val_loss = trainer.test()["model"].loss
+        result.val_loss = trainer.evaluate()["model"].loss
     return result

@@ -20,12 +20,12 @@ from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import DEFAULTS, Recipe
 from fused_lwlr.training.recipe_rules import ONLY, without_effect
-from fused_lwlr.training.setup import by_decay, load_data
+from fused_lwlr.training.setup import load_data, split_by_decay
 from fused_lwlr.training.trainer import Trainer
 
 PROBE = 4
-"""The number of examples in a pass that is measured on a CPU, because a large pass takes minutes. Images smaller than
-`LARGE` pixels have a larger number, with the same number of pixels in the pass."""
+"""The number of examples in a micro-batch that is measured on a CPU, because a large one takes minutes. Images smaller
+than `LARGE` pixels have a larger number, with the same number of pixels in the micro-batch."""
 LARGE = 224
 GIB = 2**30
 SHARED = "/dev/shm"
@@ -40,7 +40,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         data = load_data(recipe)
         trainer = Trainer(recipe, world, data)
         probe = _probe(trainer)
-        if world.first:
+        if world.is_rank0:
             console.print(_steps(trainer))
         small = Trainer(_short(recipe, probe * world.size, probe), world, data)
         small.prepare()
@@ -50,26 +50,26 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         small.update()
         tables = (
             _memory(trainer, small, saved[0]),
-            rates_by_group(recipe, small.model, small.rates),
+            rates_by_kind(recipe, small.model, small.rates),
             _waiting(trainer),
-            _throughput(trainer, small, batch),  # in all processes: a step waits for all gradients
+            _throughput(trainer, small, batch),  # on all ranks: a step waits for all gradients
         )
-        if world.first:
+        if world.is_rank0:
             for table in tables:
                 console.print(table)
 
 
 def _probe(trainer: Trainer) -> int:
-    """Examples of the pass that is measured."""
+    """Examples of the micro-batch that is measured."""
     if trainer.world.device.type == "cuda":
-        return trainer.micro
+        return trainer.micro_batch
     side = trainer.data.image_size if isinstance(trainer.data, Splits) else LARGE
     # an even number, which Mixup and CutMix need
-    return min(trainer.micro, max(PROBE, PROBE * LARGE**2 // side**2 // 2 * 2))
+    return min(trainer.micro_batch, max(PROBE, PROBE * LARGE**2 // side**2 // 2 * 2))
 
 
 def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
-    """The recipe for one step of small passes, without GradInit, and with rates that one minibatch gives."""
+    """The recipe for one step of small micro-batches, without GradInit, and with rates that one minibatch gives."""
     fields = recipe.to_dict() | {
         "steps": 1, "warmup_epochs": 0.0, "warmup_bound": None, "batch_size": batch_size, "micro_batch": micro_batch,
         "workers": 0, "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
@@ -109,7 +109,7 @@ def _steps(trainer: Trainer) -> Table:
         "model": f"{recipe.model}, {sum(p.numel() for p in trainer.model.parameters()):,} parameters",
         "data": f"{data.name}: {len(data.train):,} {data.example} to train, {len(data.val):,} to test, " + _size(data),
         "a step": f"{recipe.batch_size} {data.example}: {_count(world.size, 'process', 'processes')}, "
-        f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro} {data.example}",
+        f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro_batch} {data.example}",
         "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} {data.example} are left over" if left else ""),
         "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to "
         f"{recipe.min_lr:g}",
@@ -131,7 +131,7 @@ def _rule(recipe: Recipe) -> str:
 
 def _decay(recipe: Recipe, model: nn.Module) -> str:
     """The weight decay, and the number of parameters that have it."""
-    decayed, spared = by_decay(recipe, model)
+    decayed, spared = split_by_decay(recipe, model)
     numel = sum(param.numel() for _, param in decayed)
     return f"{recipe.weight_decay:g} of {len(decayed)} of {len(decayed) + len(spared)} tensors, {numel:,} parameters"
 
@@ -144,24 +144,25 @@ def _size(data: Splits | Text) -> str:
 
 
 def _memory(trainer: Trainer, small: Trainer, saved: int) -> Table:
-    """The memory of a process, from the bytes that a small pass keeps for its backward pass."""
+    """The memory of a process, from the bytes that a small micro-batch keeps for its backward pass."""
     params, state = list(small.model.parameters()), small.optimizer.state.values()
-    # gradients are sharded in the last pass of a step, and whole before it
+    micro, measured, example = trainer.micro_batch, small.micro_batch, trainer.data.example
+    # gradients are sharded in the last micro-batch of a step, and whole before it
     whole = trainer.recipe.fsdp and trainer.accumulation > 1
-    found = {
+    sizes = {
         "weights": _bytes(params),
         "gradients": sum(p.numel() * p.element_size() for p in params) if whole else _bytes(params),
         "state of the optimizer": _bytes(t for s in state for name, t in s.items() if name != "ema"),
         "average of the weights": _bytes(s["ema"] for s in state if "ema" in s),
         "buffers": _bytes(small.model.buffers()),
-        f"kept for the backward pass, {trainer.micro} {trainer.data.example}": int(saved / small.micro * trainer.micro),
+        f"kept for the backward pass, {micro} {example}": int(saved / measured * micro),
     }
-    rows = [(name, f"{size / GIB:.3f}") for name, size in found.items()]
-    rows.append(("together; what layers need for a moment comes on top", f"{sum(found.values()) / GIB:.3f}"))
+    rows = [(name, f"{size / GIB:.3f}") for name, size in sizes.items()]
+    rows.append(("together; what layers need for a moment comes on top", f"{sum(sizes.values()) / GIB:.3f}"))
     if trainer.world.device.type == "cuda":
         highest = torch.cuda.max_memory_allocated(trainer.world.device)
         rows.append(("highest so far on this GPU", f"{highest / GIB:.3f}"))
-    note = "" if trainer.micro == small.micro else f" (backward: from {small.micro} {trainer.data.example})"
+    note = "" if micro == measured else f" (backward: from {measured} {example})"
     return _table(f"Memory of a process{note}", ("", "GiB"), rows)
 
 
@@ -171,7 +172,7 @@ def _waiting(trainer: Trainer) -> Table:
         return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
     recipe, world, data = trainer.recipe, trainer.world, trainer.data
     loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
-    parts = ("training", data.train, trainer.micro), ("validation", data.val, trainer.val_batch)
+    parts = ("training", data.train, trainer.micro_batch), ("validation", data.val, trainer.val_batch)
     each = {}
     for kind, part, size in parts:
         ahead = bytes_ahead(part, batch_size=size, workers=trainer.workers, prefetch=recipe.prefetch)
@@ -183,7 +184,7 @@ def _waiting(trainer: Trainer) -> Table:
     return _table("Batches loaded ahead on this machine, at most", ("", "GiB"), rows)
 
 
-def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> Table:
+def rates_by_kind(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> Table:
     """Peak learning rates of the layers of each kind."""
     peak, kinds = recipe.peak_lr, kinds_of(model)
     layers: list[tuple[str, int, float]]
@@ -204,7 +205,7 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
 
 def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     """The throughput of the loader without steps, and of steps without the loader."""
-    data, workers, probe = trainer.data, trainer.workers, small.micro
+    data, workers, probe = trainer.data, trainer.workers, small.micro_batch
     loading = loader_throughput(data.train, batch_size=probe, workers=workers, batches=max(4, 64 // probe))
     rounds = 3
     _wait(small)

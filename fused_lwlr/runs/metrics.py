@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr.data import files
-from fused_lwlr.training.collectives import from_first, is_first
+from fused_lwlr.training.collectives import is_rank0, on_rank0
 from fused_lwlr.training.records import Interval, LayerValues, Record, Validation, perplexity
 
 LAYERS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
@@ -35,7 +35,7 @@ class Metrics:
         # by file: the size of its whole lines, and the lines to write
         self._sizes: dict[str, int] = {}
         self._waiting: dict[str, bytes] = {}
-        from_first(lambda: self._take_over(after))
+        on_rank0(lambda: self._take_over(after))
 
     def add(self, record: Record) -> None:
         """Append a record, unless this step has one already (with the same weights, for a validation).
@@ -44,7 +44,7 @@ class Metrics:
             OSError: it cannot be written now; the next call tries again.
         """
         content = plain(record)
-        if not is_first() or _key(content) in self._kept:
+        if not is_rank0() or _key(content) in self._kept:
             return
         self._kept.add(_key(content))
         line = json.dumps(content, allow_nan=False).encode() + b"\n"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fused_lwlr.data import files
-from fused_lwlr.training.collectives import from_first, gathered, world_size
+from fused_lwlr.training.collectives import gather_to_rank0, on_rank0, world_size
 from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.environment import device_name, environment
 
@@ -22,7 +22,7 @@ def record_start(
     All ranks call it. Facts are values of JSON; the report knows `steps`, of the whole run, and `classes`, the number
     of them.
     """
-    devices = gathered(device_name(device))
+    devices = gather_to_rank0(device_name(device))
 
     def record() -> dict[str, Any]:
         own = {"command": shlex.join(sys.orig_argv), "config": files.json_values(config), "seed": seed}
@@ -31,7 +31,7 @@ def record_start(
         files.replace_json(_file(folder), [*read_starts(folder), entry])
         return entry
 
-    return from_first(record)
+    return on_rank0(record)
 
 
 def record_facts(folder: str | Path, **facts: Any) -> None:
@@ -47,7 +47,7 @@ def record_facts(folder: str | Path, **facts: Any) -> None:
         starts[-1].update(files.json_values(facts))
         files.replace_json(_file(folder), starts)
 
-    from_first(record)
+    on_rank0(record)
 
 
 def read_starts(folder: str | Path) -> list[dict[str, Any]]:

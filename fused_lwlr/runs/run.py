@@ -19,14 +19,13 @@ from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import code_changes, read_starts, record_facts, record_start
 from fused_lwlr.runs.screen import Screen
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first, gathered
+from fused_lwlr.training.collectives import gather_to_rank0, on_rank0
 from fused_lwlr.training.divergence import DivergedError
-from fused_lwlr.training.evaluate import StoppedError
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
-from fused_lwlr.training.signals import IN_PREPARATION, NOTICE, StopFlag
+from fused_lwlr.training.signals import IN_PREPARATION, NOTICE, StopFlag, StoppedError
 from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import save_weights
 
@@ -55,8 +54,8 @@ def run(recipe: Recipe) -> int:
     with world_of(recipe.device) as world, ExitStack() as held:
         held.enter_context(reproducible(recipe.deterministic, world.device))
         trainer = Trainer(recipe, world, load_data(recipe))
-        screen = Screen(world.first)
-        from_first(lambda: _lock(Path(recipe.out), held))
+        screen = Screen(world.is_rank0)
+        on_rank0(lambda: _lock(Path(recipe.out), held))
         # not earlier: a signal ends a process that still opens its data at once
         flag = held.enter_context(StopFlag())
         if isinstance(trainer.data.train, Stream):
@@ -70,7 +69,7 @@ def run(recipe: Recipe) -> int:
 
         def sinks(after: int | None) -> list[Sink]:
             found: list[Sink] = [Metrics(recipe.out, after=after)]
-            if not world.first:
+            if not world.is_rank0:
                 return found
             if recipe.tensorboard:
                 found.append(held.enter_context(closing(Dashboard(recipe.out, after=after))))
@@ -83,11 +82,11 @@ def run(recipe: Recipe) -> int:
         loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
         begun = _begun(checkpoints)
         if begun:
-            from_first(lambda: _check_rates(recipe))
+            on_rank0(lambda: _check_rates(recipe))
         restored = loop.restore() if begun else None
         if restored is not None and loop.done:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
-            if from_first(lambda: not read_starts(recipe.out)):
+            if on_rank0(lambda: not read_starts(recipe.out)):
                 _record(loop)  # run.json was deleted, since it was damaged
             finish(trainer, screen, "finished")
             return _judged(loop, screen)
@@ -101,12 +100,12 @@ def run(recipe: Recipe) -> int:
         flag.notice = NOTICE
         _record(loop)
         # with it, --config trains the same again
-        from_first(lambda: files.replace_text(Path(recipe.out) / "recipe.toml", recipe.to_toml()))
+        on_rank0(lambda: files.replace_text(Path(recipe.out) / "recipe.toml", recipe.to_toml()))
         if restored is None:
             loop.begin()
         else:
             screen.say(f"Going on after step {restored} of {trainer.total}.")
-            if world.first and (changed := code_changes(recipe.out)):
+            if world.is_rank0 and (changed := code_changes(recipe.out)):
                 screen.say(f"The code has changed since the last start ({'; '.join(changed)}): bits may differ.")
         with screen.progress(trainer.total, trainer.step):
             try:
@@ -164,7 +163,7 @@ def _begun(checkpoints: Checkpoints) -> bool:
     is none, but a model that would be lost.
     """
     folder = checkpoints.folder.parent
-    found = gathered((platform.node(), checkpoints.latest_step()))
+    found = gather_to_rank0((platform.node(), checkpoints.latest_step()))
 
     def decide() -> bool:
         (here, mine), (there, latest) = found[0], max(found, key=lambda each: each[1])
@@ -181,7 +180,7 @@ def _begun(checkpoints: Checkpoints) -> bool:
             )
         return bool(mine >= 0)
 
-    return from_first(decide)
+    return on_rank0(decide)
 
 
 def _check_rates(recipe: Recipe) -> None:
@@ -215,7 +214,7 @@ def finish(trainer: Trainer, screen: Screen, end: str) -> None:
         if trainer.averages is not None:
             with trainer.averaged():
                 save_weights(trainer.model, folder / "model_ema.pt")
-    report = from_first(lambda: str(write_report(recipe.out)))
+    report = on_rank0(lambda: str(write_report(recipe.out)))
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
 
 

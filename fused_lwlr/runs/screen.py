@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fused_lwlr.training.records import Interval, Record, Validation, told
+from fused_lwlr.training.records import Interval, Record, Validation, results_text
 
 NAMES = {"model": "test", "ema": "test of the average"}
 
 
 class Output(Console):
-    """Standard output, whose reader may end before the run does, such as `tee` at Ctrl-C: then it is silent."""
+    """Standard output that ignores a broken pipe: Ctrl-C may end its reader, such as `tee`, first."""
 
     def on_broken_pipe(self) -> None:
         with suppress(SystemExit):
@@ -21,10 +21,10 @@ class Output(Console):
 
 
 class Screen:
-    """Prints for the first process, and nothing for the other processes."""
+    """Prints for rank 0, and nothing for the other ranks."""
 
-    def __init__(self, first: bool) -> None:
-        self.console = Output(quiet=not first)
+    def __init__(self, is_rank0: bool) -> None:
+        self.console = Output(quiet=not is_rank0)
         self._bar: tuple[Progress, TaskID] | None = None
 
     def say(self, line: str) -> None:
@@ -53,17 +53,16 @@ class Screen:
         if isinstance(record, Interval):
             self._interval(record)
         elif isinstance(record, Validation):
-            results = told(record.loss, record.top1, record.top5)
-            self.say(f"{NAMES[record.weights]} at step {record.step}, epoch {record.epoch:.4g}: {results}")
+            at = f"at step {record.step}, epoch {record.epoch:.4g}"
+            self.say(f"{NAMES[record.weights]} {at}: {results_text(record)}")
 
-    def _interval(self, found: Interval) -> None:
-        waited = found.loader_seconds / found.seconds if found.seconds > 0 else 0.0
-        speed = f"{found.per_second:,.0f} {found.unit}/s, {waited:.0%} of the time waiting for data"
+    def _interval(self, interval: Interval) -> None:
+        waited = interval.loader_seconds / interval.seconds if interval.seconds > 0 else 0.0
+        speed = f"{interval.per_second:,.0f} {interval.unit}/s, {waited:.0%} of the time waiting for data"
         if self._bar is not None:
             self._bar[0].update(self._bar[1], speed=speed)
-        skipped = f"  {found.skipped} images skipped" if found.skipped else ""
-        if found.steps_skipped:
-            skipped += f"  {found.steps_skipped} steps skipped so far"
-        self.say(
-            f"step {found.step:6}  epoch {found.epoch:6.2f}  loss {found.loss:.4f}  lr {found.lr:.3g}  {speed}{skipped}"
-        )
+        skipped = f"  {interval.skipped} images skipped" if interval.skipped else ""
+        if interval.steps_skipped:
+            skipped += f"  {interval.steps_skipped} steps skipped so far"
+        at = f"step {interval.step:6}  epoch {interval.epoch:6.2f}"
+        self.say(f"{at}  loss {interval.loss:.4f}  lr {interval.lr:.3g}  {speed}{skipped}")

@@ -24,12 +24,12 @@ class Best:
         self.path = path
         self.score, self.kept, self.reached = -math.inf, -math.inf, False
 
-    def compare(self, trainer: Trainer, tested: Mapping[str, Evaluation], tell: Callable[[str], object]) -> None:
-        """Take over the results of `trainer.test` if they are better, and write the weights. All ranks call it.
+    def compare(self, trainer: Trainer, results: Mapping[str, Evaluation], tell: Callable[[str], object]) -> None:
+        """Take over the results of `trainer.evaluate` if they are better, and write the weights. All ranks call it.
 
         If the file cannot be written, `tell` gets a line for the user.
         """
-        scores = {name: _score(found) for name, found in tested.items()}
+        scores = {name: _score(result) for name, result in results.items()}
         weights = max(scores, key=lambda name: scores[name])
         target = trainer.recipe.target_top1
         self.reached = target is not None and scores[weights] >= target
@@ -53,6 +53,6 @@ class Best:
         self.score, self.kept, self.reached = state["score"], state["kept"], state["reached"]
 
 
-def _score(found: Evaluation) -> float:
-    score = -found.loss if found.top1 is None else found.top1
+def _score(result: Evaluation) -> float:
+    score = -result.loss if result.top1 is None else result.top1
     return -math.inf if math.isnan(score) else score

@@ -13,7 +13,7 @@ from torch import nn
 
 from fused_lwlr.data import files
 from fused_lwlr.training import state_dicts as states
-from fused_lwlr.training.collectives import from_first, gathered, shared
+from fused_lwlr.training.collectives import broadcast_from_rank0, gather_to_rank0, on_rank0
 from fused_lwlr.training.config_diff import check_config
 
 FORMAT = 2
@@ -69,15 +69,12 @@ class Checkpoints:
         """Whether this rank's clock says that the next checkpoint is due; ask `StopFlag.agree`."""
         return time.monotonic() - self._last >= self._seconds
 
-    def notice(self, line: str) -> None:
-        """Tell the user a line, on standard error of rank 0."""
-        print(line, file=sys.stderr)
-
     def save(
         self,
         step: int,
         *,
-        models: Mapping[str, nn.Module],
+        model: nn.Module,
+        averages: nn.Module | None = None,
         optimizer: torch.optim.Optimizer,
         config: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
@@ -86,9 +83,10 @@ class Checkpoints:
         """Write a checkpoint, and remove all but the latest `KEPT` ones; returns the file.
 
         Args:
-            models: by name; the optimizer steps the first one. They may be under `fully_shard`, but not compiled or in
-                `DistributedDataParallel`. Rank 0 saves its buffers.
-            optimizer: steps parameters of the first model; ours, or another of torch.
+            model: it may be under `fully_shard`, but not compiled or in `DistributedDataParallel`. Rank 0 saves its
+                buffers.
+            averages: the `BufferAverages` of the model, if there are any.
+            optimizer: steps parameters of the model; ours, or another of torch.
             config: JSON values, which `restore` compares.
             state: other values that are equal on all ranks: dicts, lists, tuples, strings, numbers and tensors.
             own: small values of this rank only, of the same types.
@@ -101,14 +99,14 @@ class Checkpoints:
             "format": FORMAT,
             "step": step,
             "config": files.json_values(config),
-            "models": {name: states.of_model(model) for name, model in models.items()},
-            "optimizer": states.of_optimizer(next(iter(models.values())), optimizer),
+            "models": {name: states.of_model(module) for name, module in _modules(model, averages).items()},
+            "optimizer": states.of_optimizer(model, optimizer),
             "state": dict(state or {}),
-            "own": gathered(dict(own or {})),
+            "own": gather_to_rank0(dict(own or {})),
         }
         path = self.folder / f"step-{step:09d}.pt"
         try:
-            from_first(lambda: self._write(path, content))
+            on_rank0(lambda: self._write(path, content))
         finally:
             # a failure takes time on every attempt
             self._last = time.monotonic()
@@ -117,7 +115,8 @@ class Checkpoints:
     def restore(
         self,
         *,
-        models: Mapping[str, nn.Module],
+        model: nn.Module,
+        averages: nn.Module | None = None,
         optimizer: torch.optim.Optimizer,
         config: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
@@ -126,7 +125,7 @@ class Checkpoints:
         A damaged checkpoint is renamed with a notice if an older complete one exists.
 
         Args:
-            models: as given to `save`; they may be sharded in another way, or not at all.
+            model, averages: as given to `save`; the model may be sharded in another way, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
             config: the configuration of this run, for `check_config`; None to accept any.
 
@@ -135,33 +134,34 @@ class Checkpoints:
                 optimizer; on all ranks, and before anything is loaded.
             OSError: it cannot be read, on all ranks; nothing is renamed.
         """
-        wanted = {name: states.shapes(model) for name, model in models.items()}
+        modules = _modules(model, averages)
+        wanted = {name: states.shapes(module) for name, module in modules.items()}
         content: dict[str, Any] = {}
 
         def read() -> str | None:
-            found = self._latest()
-            if found is None:
+            latest = self._latest()
+            if latest is None:
                 return None
-            path, whole = found
+            path, whole = latest
             if config is not None:
                 check_config(whole["config"], config, where=path)
             states.check_models(whole["models"], wanted, where=path)
-            states.check_optimizer(whole["optimizer"], next(iter(models.values())), optimizer, where=path)
+            states.check_optimizer(whole["optimizer"], model, optimizer, where=path)
             content.update(whole)
             return str(path)
 
-        where = from_first(read)
+        where = on_rank0(read)
         if where is None:
             return None
         tensors = {name: content.pop(name, {}) for name in ("models", "optimizer")}
-        content = shared(content)
+        content = broadcast_from_rank0(content)
         # the optimizer first: if its loading fails, nothing has changed
         try:
-            states.load_optimizer(next(iter(models.values())), optimizer, tensors["optimizer"])
+            states.load_optimizer(model, optimizer, tensors["optimizer"])
         except ValueError as error:
             raise ValueError(f"{where} does not fit the optimizer: {error}") from error
-        for name, model in models.items():
-            states.load_model(model, tensors["models"].get(name, {}))
+        for name, module in modules.items():
+            states.load_model(module, tensors["models"].get(name, {}))
         return Checkpoint(content["step"], content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
@@ -190,15 +190,27 @@ class Checkpoints:
             for bad, reason in damaged:
                 # with its old name it would again count as the latest
                 os.replace(bad, bad.with_suffix(".damaged"))
-                self.notice(f"{bad} is damaged ({reason}): renamed to *.damaged; going back to {path.name}")
+                notice(f"{bad} is damaged ({reason}): renamed to *.damaged; going back to {path.name}")
             return path, content
         if damaged:
-            told = ", ".join(f"{path.name} ({reason})" for path, reason in damaged)
+            listed = ", ".join(f"{path.name} ({reason})" for path, reason in damaged)
             raise ValueError(
-                f"{self.folder} has no complete checkpoint, only {told}: replace one by a copy, "
+                f"{self.folder} has no complete checkpoint, only {listed}: replace one by a copy, "
                 "delete them to start from the beginning, or choose another folder (--out)"
             )
         return None
+
+
+def notice(line: str) -> None:
+    """Tell the user a line, on standard error of rank 0."""
+    print(line, file=sys.stderr)
+
+
+def _modules(model: nn.Module, averages: nn.Module | None) -> dict[str, nn.Module]:
+    """The modules of a checkpoint by name; averages of a model without running statistics have nothing to save."""
+    if averages is None or not any(True for _ in averages.buffers()):
+        return {"model": model}
+    return {"model": model, "averages": averages}
 
 
 def _step(path: Path) -> int:

@@ -1,40 +1,21 @@
-"""Accuracy and loss of a model on the validation data, over all processes."""
+"""Accuracy and loss of a model on the validation data, over all ranks."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr.data import next_tokens
 from fused_lwlr.shards import is_distributed
+from fused_lwlr.training.losses import flatten_predictions
 from fused_lwlr.training.processes import World
+from fused_lwlr.training.signals import Agree, StoppedError, no_signals
 
-T = TypeVar("T")
 Context = Callable[[], AbstractContextManager[Any]]
-Agree = Callable[[bool], tuple[bool, bool]]
-"""A function with the arguments and results of `StopFlag.agree`."""
-
-
-class StoppedError(Exception):
-    """A signal came before the last batch of a validation, or of a preparation."""
-
-
-def no_signals(wanted: bool) -> tuple[bool, bool]:
-    """`StopFlag.agree` for runs without signals, in which processes do not wait for one another."""
-    return False, wanted
-
-
-def until_stopped(batches: Iterable[T], agree: Agree) -> Iterator[T]:
-    """Yields batches, and raises StoppedError if a process asks for a stop. All processes need the same number."""
-    for batch in batches:
-        if agree(True)[0]:
-            raise StoppedError
-        yield batch
 
 
 @dataclass(frozen=True)
@@ -43,7 +24,7 @@ class Evaluation:
 
     Attributes:
         top1, top5: None for text.
-        skipped: files of this process that could not be read, and do not count.
+        skipped: files of this rank that could not be read, and do not count.
     """
 
     top1: float | None
@@ -62,22 +43,22 @@ def evaluate(
     weights: Mapping[str, Context],
     *,
     agree: Agree = no_signals,
-    accuracy: bool = True,
+    accuracy: bool,
 ) -> dict[str, Evaluation]:
-    """Test a model with one or more sets of weights, in one pass over the data; returns the results by name.
+    """Evaluate a model with one or more sets of weights, in one pass over the data; returns the results by name.
 
     Args:
-        model: in any mode; it is left in eval mode. Buffers are the same in all processes.
-        batches: the batches of this process; targets of -1 do not count.
+        model: in any mode; it is left in eval mode. Buffers are the same on all ranks.
+        batches: the batches of this rank; targets of -1 do not count.
         mixed: makes the context for the forward passes.
         weights: by name, a context that puts a set of weights into the model.
-        agree: called before each batch with whether this process has one. Processes may have different numbers of
-            batches if the model is not sharded; each calls it until no process has one.
+        agree: called before each batch with whether this rank has one. Ranks may have different numbers of batches
+            if the model is not sharded; each calls it until no rank has one.
         accuracy: whether to compute top-1 and top-5; false for text.
 
     Raises:
         StoppedError: `agree` returned a stop.
-        ValueError: the model is sharded, and this process has fewer batches than another one.
+        ValueError: the model is sharded, and this rank has fewer batches than another one.
     """
     model.eval()
     sharded = any(map(is_distributed, model.parameters()))
@@ -102,7 +83,7 @@ def evaluate(
         for name, placed in weights.items():
             with placed(), mixed():
                 logits = model(batch.inputs).float()
-            totals[name] += _counts(*next_tokens(logits, batch.targets), accuracy=accuracy).to(zeros)
+            totals[name] += _counts(*flatten_predictions(logits, batch.targets), accuracy=accuracy).to(zeros)
     return {name: _mean(world.sum(total).tolist(), tuple(skipped), accuracy) for name, total in totals.items()}
 
 
@@ -116,7 +97,7 @@ def _counts(logits: Tensor, targets: Tensor, *, accuracy: bool) -> Tensor:
 
 
 def _mean(totals: list[float], skipped: tuple[str, ...], accuracy: bool) -> Evaluation:
-    right, five, loss, found = totals
-    count = found or math.nan  # if no image could be read, there is no result
+    right, five, loss, number = totals
+    count = number or math.nan  # if no image could be read, there is no result
     top1, top5 = (right / count, five / count) if accuracy else (None, None)
-    return Evaluation(top1, top5, loss / count, int(found), skipped)
+    return Evaluation(top1, top5, loss / count, int(number), skipped)

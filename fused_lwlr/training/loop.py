@@ -11,16 +11,15 @@ import torch
 
 from fused_lwlr.data import Batch, files
 from fused_lwlr.training.best import Best
-from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first
+from fused_lwlr.training.checkpoints import Checkpoints, notice
+from fused_lwlr.training.collectives import on_rank0
 from fused_lwlr.training.config_diff import DISTRIBUTION, FINGERPRINT, difference, resumed_differently
 from fused_lwlr.training.divergence import check_weights, diverged
-from fused_lwlr.training.evaluate import StoppedError, no_signals
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.running_loss import RunningLoss
-from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.signals import StopFlag, StoppedError, no_signals
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
 
@@ -84,11 +83,11 @@ class Loop:
         # files since the last record
         self.skipped: list[str] = []
         # the number of steps that were not skipped, and the step at which it last grew
-        self.taken, self.taken_at = -1, 0
+        self.last_step_taken, self.seen_at = -1, 0
         self.best = Best(self.folder / "model_best.pt" if self.recipe.keep_best and checkpoints is not None else None)
         self.unreadable = SkippedList(self.folder, self._tell)
         # whether the weights still need a validation, after steps or a checkpoint between steps and validation
-        self.untested = False
+        self.validation_due = False
         # the time of the last record, the time of waiting since then, and the rate of the last step
         self.began, self.waited, self.lr = 0.0, 0.0, 0.0
 
@@ -96,24 +95,26 @@ class Loop:
         """Load the latest checkpoint as `Checkpoints.restore`; returns its step, or None without a checkpoint."""
         trainer = self.trainer
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
-        trainer.adopt()
-        found = self.checkpoints.restore(models=trainer.models, optimizer=trainer.optimizer, config=self.config)
+        trainer.prepare_to_resume()
+        found = self.checkpoints.restore(
+            model=trainer.model, averages=trainer.averages, optimizer=trainer.optimizer, config=self.config
+        )
         if found is None:
             return None
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
-        self.untested = found.state["untested"]
+        self.validation_due = found.state["untested"]
         self.best.restore(found.state["best"])
         changed = difference(found.config, self.config, free=[name for name in self.config if name not in DISTRIBUTION])
-        if changed and trainer.world.first:
-            self.checkpoints.notice(resumed_differently(changed, found.state["pass_images"], trainer.micro))
+        if changed and trainer.world.is_rank0:
+            notice(resumed_differently(changed, found.state["pass_images"], trainer.micro_batch))
         # with the same number of ranks each restores its own values; otherwise all take the mean, and rank 0 the names
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss.restore(mine)
         seconds, self.waited = max(each["spent"] for each in mine)
         self.began = -seconds
-        self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
+        self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.is_rank0 else []
         self._open(found.step)
         return found.step
 
@@ -122,7 +123,7 @@ class Loop:
         rates = self.trainer.rates
         if rates is not None:
             path = self.folder / "rates.json"
-            from_first(lambda: files.replace(path, lambda file: rates.to_json(file.name)))
+            on_rank0(lambda: files.replace(path, lambda file: rates.to_json(file.name)))
         self._open(None)
         if self.recipe.rates == "layerwise" or self.recipe.init == "gradinit":
             self._save(0.0)
@@ -134,7 +135,7 @@ class Loop:
     @property
     def done(self) -> bool:
         """Whether no step and no validation is left."""
-        return not self.untested and (self.best.reached or self.trainer.step == self.trainer.total)
+        return not self.validation_due and (self.best.reached or self.trainer.step == self.trainer.total)
 
     def train(self) -> None:
         """Run the remaining steps, or fewer if a signal comes or a validation has the accuracy to end at.
@@ -152,15 +153,15 @@ class Loop:
         trainer = self.trainer
         if self.agree(False)[0]:
             return  # the signal came before the first step
-        passes = self._timed(trainer.batches())
+        batches = self._timed(trainer.batches())
         self.began += time.perf_counter()
         while not self.done:
-            if not self.untested:
-                self._step(passes)
+            if not self.validation_due:
+                self._step(batches)
                 self.advance(trainer.step)
             stop, save = self.agree(self.checkpoints is not None and self.checkpoints.due())
             paused = time.perf_counter()
-            if self.untested and not stop:
+            if self.validation_due and not stop:
                 stop = self._validate()
                 if self.best.reached and self.loss.count:
                     self._interval(paused)
@@ -181,22 +182,22 @@ class Loop:
                 return
             yield batch
 
-    def _step(self, passes: Iterator[Batch]) -> None:
+    def _step(self, batches: Iterator[Batch]) -> None:
         trainer = self.trainer
         probe = self.probe if (trainer.step + 1) % self.every_layer == 0 else None
-        taken = trainer.gradients(passes)
+        step = trainer.gradients(batches)
         if probe is not None:
             probe.before(trainer.scaler.get_scale())
         trainer.update()
         self.lr = trainer.optimizer.param_groups[0]["lr"]
-        self.loss.add(taken.loss, taken.counted)
-        self.skipped += taken.skipped
+        self.loss.add(step.loss, step.counted)
+        self.skipped += step.skipped
         last = trainer.step == trainer.total
         if probe is not None:
             self._add(probe.after(trainer.step))
         if trainer.step % self.every == 0 or last:
             self._interval(time.perf_counter())
-        self.untested = trainer.step % self.every_evaluation == 0 or last
+        self.validation_due = trainer.step % self.every_evaluation == 0 or last
 
     def _add(self, record: Record) -> None:
         for sink in self.sinks:
@@ -211,12 +212,12 @@ class Loop:
                 )
 
     def _tell(self, line: str) -> None:
-        if self.trainer.world.first and self.checkpoints is not None:
+        if self.trainer.world.is_rank0 and self.checkpoints is not None:
             with suppress(OSError):  # standard error may be a file on the same full disk
-                self.checkpoints.notice(line)
+                notice(line)
 
     def _interval(self, now: float) -> None:
-        """Record the steps since the last record, over all processes."""
+        """Record the steps since the last record, over all ranks."""
         trainer, seconds = self.trainer, now - self.began
         mean, skipped = self._mean_loss(), self._note(self.skipped)
         steps_skipped = trainer.steps_skipped if self.loss.skips else 0
@@ -230,10 +231,10 @@ class Loop:
         self.loss.clear()
         self.skipped = []
         self.began, self.waited = now, 0.0
-        if trainer.step - steps_skipped != self.taken:
-            self.taken, self.taken_at = trainer.step - steps_skipped, trainer.step
-        elif trainer.step - self.taken_at > MAX_SKIPS:
-            raise diverged(f"every step after step {self.taken_at} was skipped", self.recipe, trainer.step)
+        if trainer.step - steps_skipped != self.last_step_taken:
+            self.last_step_taken, self.seen_at = trainer.step - steps_skipped, trainer.step
+        elif trainer.step - self.seen_at > MAX_SKIPS:
+            raise diverged(f"every step after step {self.seen_at} was skipped", self.recipe, trainer.step)
 
     def _mean_loss(self) -> float:
         mean = self.loss.mean()
@@ -250,27 +251,27 @@ class Loop:
         return norm.square().sum().sqrt().item()
 
     def _note(self, skipped: Sequence[str]) -> int:
-        """Add unreadable images to skipped.txt, each once; returns their number in all processes."""
+        """Add unreadable images to skipped.txt, each once; returns their number on all ranks."""
         return self.unreadable.add(skipped) if self.recipe.corrupt == "skip" else 0
 
     def _validate(self) -> bool:
         """Record a validation; returns True if a signal came before its end, and nothing was recorded."""
         start = time.perf_counter()
         try:
-            tested = self.trainer.test(self.agree)
+            results = self.trainer.evaluate(self.agree)
         except StoppedError:
             return True
-        self.untested = False
+        self.validation_due = False
         seconds = time.perf_counter() - start
         trainer = self.trainer
-        for weights, found in tested.items():
-            self._note(found.skipped)
+        for weights, result in results.items():
+            self._note(result.skipped)
             record = Validation(
-                trainer.step, trainer.step / trainer.steps_per_epoch, weights, top1=found.top1, top5=found.top5,
-                loss=found.loss, count=found.count, seconds=seconds, unit=trainer.data.unit,
+                trainer.step, trainer.step / trainer.steps_per_epoch, weights, top1=result.top1, top5=result.top5,
+                loss=result.loss, count=result.count, seconds=seconds, unit=trainer.data.unit,
             )  # fmt: skip
             self._add(record)
-        self.best.compare(trainer, tested, self._tell)
+        self.best.compare(trainer, results, self._tell)
         return False
 
     def _save(self, seconds: float, needed: bool = True) -> None:
@@ -283,12 +284,13 @@ class Loop:
         check_weights(trainer)
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         state = {
-            "scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro, "untested": self.untested,
+            "scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro_batch, "untested": self.validation_due,
             "best": self.best.state(),
         }  # fmt: skip
         try:
             self.checkpoints.save(
-                trainer.step, models=trainer.models, optimizer=trainer.optimizer, config=self.config, state=state,
+                trainer.step, model=trainer.model, averages=trainer.averages, optimizer=trainer.optimizer,
+                config=self.config, state=state,
                 own={**self.loss.state(), "skipped": self.skipped, "spent": (seconds, self.waited)},
             )  # fmt: skip
         except OSError as error:

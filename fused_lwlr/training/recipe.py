@@ -437,12 +437,6 @@ def is_path(data: str) -> bool:
     return not (is_text(data) or is_in_memory(data) or data == "synthetic")
 
 
-def without_pretrained(recipe: Recipe) -> Recipe:
-    """The same model without trained weights, which are then not fetched."""
-    args = tuple(text for text in recipe.model_args if text.partition("=")[0] not in ("pretrained", "checkpoint_path"))
-    return dataclasses.replace(recipe, pretrained=False, weights=None, model_args=args)
-
-
 def is_pretrained(pretrained: Any, model_args: Any) -> bool:
     """Whether these fields, or their strings, ask for a model with trained weights."""
     given = dict(str(text).partition("=")[::2] for text in model_args) if isinstance(model_args, (list, tuple)) else {}

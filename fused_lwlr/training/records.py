@@ -4,17 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fused_lwlr.training.evaluate import Evaluation
+
 
 def perplexity(loss: float) -> float:
     """e to a loss in nats a token; infinite if double precision overflows."""
     return math.exp(loss) if loss < 700 else math.inf
-
-
-def told(loss: float, top1: float | None, top5: float | None) -> str:
-    """The results of a validation for the user; text has no accuracies."""
-    if top1 is None or top5 is None:
-        return f"loss {loss:.4f} nats a token, perplexity {perplexity(loss):.2f}"
-    return f"top-1 {top1:.2%}, top-5 {top5:.2%}, loss {loss:.4f}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +100,13 @@ class LayerValues:
     multiplier: tuple[float | None, ...]
 
     kind: ClassVar[str] = "layers"
+
+
+def results_text(results: Validation | Evaluation) -> str:
+    """The results of a validation for the user; text has no accuracies."""
+    if results.top1 is None or results.top5 is None:
+        return f"loss {results.loss:.4f} nats a token, perplexity {perplexity(results.loss):.2f}"
+    return f"top-1 {results.top1:.2%}, top-5 {results.top5:.2%}, loss {results.loss:.4f}"
 
 
 Record = Interval | Validation | LayerValues

@@ -23,7 +23,7 @@ from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import find, matches, split_name, with_parameters
 from fused_lwlr.scaling import Scaling
-from fused_lwlr.training.collectives import from_first, gathered
+from fused_lwlr.training.collectives import gather_to_rank0, on_rank0
 from fused_lwlr.training.recipe import Recipe, is_path
 from fused_lwlr.training.recipe_rules import ONLY
 
@@ -55,12 +55,12 @@ def load_data(recipe: Recipe) -> Splits | Text:
     """The data of a recipe, which must be the same in all processes, also on machines with separate copies."""
     if recipe.is_text:
         names = ("context", "vocabulary", "tokenizer", "val_data")
-        return _alike(open_text(recipe.data, **{name: getattr(recipe, name) for name in names}))
+        return _same_on_all_ranks(open_text(recipe.data, **{name: getattr(recipe, name) for name in names}))
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
     if recipe.loader is not None:
         check_splits(found, f"--loader {recipe.loader}")
-    return _alike(found)
+    return _same_on_all_ranks(found)
 
 
 def check_out(data: str, out: str | Path, option: str = "--out", *, is_file: bool = False) -> None:
@@ -88,8 +88,8 @@ def check_out(data: str, out: str | Path, option: str = "--out", *, is_file: boo
     )
 
 
-def _alike(data: Data) -> Data:
-    found = gathered(
+def _same_on_all_ranks(data: Data) -> Data:
+    found = gather_to_rank0(
         f"{len(data.train)} {data.example} to train, {len(data.val)} to test and {len(data.classes)} classes in "
         f"{data.name}, of names and sizes {data.fingerprint}"
     )
@@ -101,7 +101,7 @@ def _alike(data: Data) -> Data:
                     f"process {rank} found {theirs}; process 0 found {found[0]}: all need the same {data.example}"
                 )
 
-    from_first(check)
+    on_rank0(check)
     return data
 
 
@@ -170,7 +170,7 @@ def new_optimizer(
         model: the model to step; it must be sharded already if the recipe shards it.
         options: of the optimizer, which replace options of the recipe.
     """
-    decayed, spared = by_decay(recipe, model)
+    decayed, spared = split_by_decay(recipe, model)
     # torch takes no named parameters after a group without any
     all_groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     groups = [group for group in all_groups if group["params"]]
@@ -196,7 +196,7 @@ def _decayed_by_depth(recipe: Recipe, model: nn.Module, decay: float) -> dict[st
         ) from error
 
 
-def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:
+def split_by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:
     """The parameters with weight decay, and the others."""
     included, matrices = _included(recipe, model), recipe.decay == "matrices"
     found: tuple[list[Named], list[Named]] = [], []
@@ -249,7 +249,7 @@ def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
     return found
 
 
-def excluded(recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
+def left_out_of_rates(recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
     """The layers that layer-wise rates leave out: layers that a pattern fits, or by default tokens that start at zero.
 
     The model has the weights that training starts from, and is not sharded.

@@ -2,14 +2,19 @@
 
 import os
 import signal
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from fused_lwlr.training.collectives import is_first, process_group
+from fused_lwlr.training.collectives import is_rank0, process_group
+
+T = TypeVar("T")
+Agree = Callable[[bool], tuple[bool, bool]]
+"""A function with the arguments and results of `StopFlag.agree`."""
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 if hasattr(signal, "SIGUSR1"):
@@ -17,6 +22,10 @@ if hasattr(signal, "SIGUSR1"):
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
 IN_PREPARATION = b"\nStopping after this minibatch, without a checkpoint. (Ctrl-C once more ends the run at once.)\n"
 """While rates are measured, or GradInit runs."""
+
+
+class StoppedError(Exception):
+    """A signal came before the last batch of a validation, or of a preparation."""
 
 
 class StopFlag:
@@ -34,7 +43,6 @@ class StopFlag:
         self.signum: int | None = None
         self.notice = NOTICE
         self._agreed = 0
-        self._group = process_group()
         self._before: dict[int, Any] = {}
         self._pid = 0
         # torchrun, if it started this process
@@ -42,7 +50,7 @@ class StopFlag:
 
     def __enter__(self) -> "StopFlag":
         self._pid = os.getpid()
-        self._first = is_first()
+        self._is_rank0 = is_rank0()
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
@@ -62,18 +70,15 @@ class StopFlag:
         """
         if self._parent is not None and os.getppid() != self._parent:
             self.signum = self.signum or signal.SIGTERM
-        mine = torch.tensor([self.signum or 0, int(wanted)])
-        if self._group is not None:
-            dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
-        self._agreed, any_wanted = mine.tolist()
+        self._agreed, any_wanted = _highest(self.signum or 0, int(wanted))
         return self._agreed > 0, self._agreed > 0 or any_wanted > 0
 
     @property
     def exit_code(self) -> int:
         """The exit code on all ranks: 128 and the signal, as in shells (143 after SIGTERM), or 0 without one.
 
-        Not 0, since the run is not done: schedulers that requeue do so by this. torchrun, whose processes end with it,
-        exits with 1 itself; it kills processes that still run 30 s after the signal.
+        It is not 0, because the run is not complete, and schedulers requeue by the exit code. torchrun itself exits
+        with 1, and kills processes that still run after 30 s.
         """
         return 128 + self._agreed if self._agreed else 0
 
@@ -88,8 +93,36 @@ class StopFlag:
             signal.signal(number, signal.SIG_DFL)
         if self.signum is None:
             self.signum = number
-            if self._first:
-                # print may not be called again while it runs, which may be now; a Ctrl-C in `... 2>&1 | tee log` has
-                # ended tee as well
+            if self._is_rank0:
+                # os.write and not print, which is not reentrant and may be interrupted here. In `... 2>&1 | tee log`
+                # Ctrl-C has ended tee too
                 with suppress(OSError):
                     os.write(2, self.notice)
+
+
+def agree(wanted: bool) -> tuple[bool, bool]:
+    """`StopFlag.agree` for runs without signals."""
+    return False, _highest(int(wanted)) == [1]
+
+
+def no_signals(wanted: bool) -> tuple[bool, bool]:
+    """`agree` of this rank alone: ranks do not wait for one another."""
+    return False, wanted
+
+
+def until_stopped(batches: Iterable[T], agree: Agree) -> Iterator[T]:
+    """Yields batches, and raises StoppedError if a rank asks for a stop. All ranks need the same number."""
+    for batch in batches:
+        if agree(True)[0]:
+            raise StoppedError
+        yield batch
+
+
+def _highest(*numbers: int) -> list[int]:
+    """The highest of each of the numbers over all ranks, by one all-reduce between their CPUs."""
+    found = torch.tensor(numbers)
+    group = process_group()
+    if group is not None:
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    highest: list[int] = found.tolist()
+    return highest

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fused_lwlr.data import files
-from fused_lwlr.training.collectives import from_first, gathered
+from fused_lwlr.training.collectives import gather_to_rank0, on_rank0
 
 
 class SkippedList:
@@ -19,7 +19,7 @@ class SkippedList:
 
     def add(self, names: Sequence[str]) -> int:
         """Add the names of this rank, in a call of all ranks; their number on all ranks is returned."""
-        lists = gathered(tuple(names))
+        lists = gather_to_rank0(tuple(names))
 
         def write() -> int:
             self._names.update(*lists)
@@ -35,4 +35,4 @@ class SkippedList:
                 )
             return sum(map(len, lists))
 
-        return from_first(write)
+        return on_rank0(write)

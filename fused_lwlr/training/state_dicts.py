@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fused_lwlr.optim.options import RADIUS
-from fused_lwlr.training.collectives import from_first, is_first, shared
+from fused_lwlr.training.collectives import broadcast_from_rank0, is_rank0, on_rank0
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
     """Parameters and buffers by name; a sharded model's are whole, on the CPU of rank 0 only (a collective)."""
-    found: dict[str, Any] = model.state_dict()
-    for name, value in found.items():
-        found[name] = _whole(value)
-    return found
+    state: dict[str, Any] = model.state_dict()
+    for name, value in state.items():
+        state[name] = _whole(value)
+    return state
 
 
 def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load the result of `of_model` on rank 0; other ranks receive it, one tensor at a time."""
     own = model.state_dict()
-    model.load_state_dict({name: _like(shared(saved.get(name)), value) for name, value in own.items()})
+    model.load_state_dict({name: _like(broadcast_from_rank0(saved.get(name)), value) for name, value in own.items()})
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -50,20 +50,20 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Ma
     """
     params = dict(model.named_parameters())
     state = saved.get("state", {})
-    keys = from_first(lambda: {name: list(entry) for name, entry in state.items()})
+    keys = on_rank0(lambda: {name: list(entry) for name, entry in state.items()})
     placed = {
-        name: {key: _like(shared(state.get(name, {}).get(key)), params.get(name)) for key in entry}
+        name: {key: _like(broadcast_from_rank0(state.get(name, {}).get(key)), params.get(name)) for key in entry}
         for name, entry in keys.items()
     }
     # torch.optim, and ours, use the order of ids, which may be names
-    optimizer.load_state_dict({"state": placed, "param_groups": shared(saved.get("param_groups"))})
+    optimizer.load_state_dict({"state": placed, "param_groups": broadcast_from_rank0(saved.get("param_groups"))})
 
 
 def _whole(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     whole = value.full_tensor()
-    return whole.cpu() if is_first() else None
+    return whole.cpu() if is_rank0() else None
 
 
 def _like(value: Any, param: Tensor | None) -> Any:
@@ -83,13 +83,13 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
     if saved.keys() != wanted.keys():
         raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
     for model, expected in wanted.items():
-        found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if isinstance(t, Tensor)}
+        there = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if isinstance(t, Tensor)}
         problems = [
-            f"{name} is {_told(*found[name])} there and {_told(*here)} here"
-            for name, here in expected.items() if found.get(name, here) != here
+            f"{name} is {_shown(*there[name])} there and {_shown(*here)} here"
+            for name, here in expected.items() if there.get(name, here) != here
         ]  # fmt: skip
-        problems += [f"it has no {name}" for name in expected if name not in found]
-        problems += [f"{name} is not of this one" for name in found if name not in expected]
+        problems += [f"it has no {name}" for name in expected if name not in there]
+        problems += [f"{name} is not of this one" for name in there if name not in expected]
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise ValueError(f"{where} is for another {model}: {'; '.join(problems[:3])}{more}. Nothing was loaded")
@@ -125,7 +125,7 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]
     names = {id(param): name for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if any(id(param) not in names for param in params):
-        raise ValueError("the optimizer steps a parameter that is not of the first of the models")
+        raise ValueError("the optimizer steps a parameter that is not of the model")
     return [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
 
 
@@ -133,5 +133,5 @@ def _listed(names: Any) -> str:
     return ", ".join(map(str, names))
 
 
-def _told(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def _shown(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{shape} {str(dtype).removeprefix('torch.')}"

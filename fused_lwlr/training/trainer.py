@@ -11,27 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates, ScaleInvariant, calibrate, gradinit_, scale_invariant
-from fused_lwlr.data import (
-    Batch,
-    Splits,
-    Stream,
-    Text,
-    mixed_binary_cross_entropy,
-    mixed_cross_entropy,
-    next_tokens,
-    val_batches,
-)
+from fused_lwlr.data import Batch, Splits, Stream, Text, val_batches
 from fused_lwlr.measure.layers import Layer
 from fused_lwlr.measure.statistics import StatisticsPass
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals, until_stopped
-from fused_lwlr.training.passes import Passes
-from fused_lwlr.training.processes import World, unsynchronized
+from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
+from fused_lwlr.training.losses import loss_of
+from fused_lwlr.training.micro_batches import MicroBatches
+from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
-from fused_lwlr.training.setup import by_decay, excluded, new_model, new_optimizer, rates_of_file
+from fused_lwlr.training.setup import left_out_of_rates, new_model, new_optimizer, rates_of_file, split_by_decay
+from fused_lwlr.training.signals import Agree, no_signals, until_stopped
 from fused_lwlr.training.weights import load_weights
-from fused_lwlr.training.wrapping import check_wrapping, wrap
+from fused_lwlr.training.wrapping import check_wrapping, unsynchronized, wrap
 
 CALIBRATION = 100
 """Minibatches for the measurement of rates if the recipe gives no number and an epoch has more."""
@@ -41,9 +34,9 @@ class Step(NamedTuple):
     """The loss of a step whose gradients were computed.
 
     Attributes:
-        loss: on the device; its mean over the processes is the mean over the images, or tokens, of the step.
-        counted: images, or tokens, of the step in all processes.
-        skipped: files of this process that could not be read.
+        loss: on the device; its mean over the ranks is the mean over the images, or tokens, of the step.
+        counted: images, or tokens, of the step on all ranks.
+        skipped: files of this rank that could not be read.
     """
 
     loss: Tensor
@@ -52,18 +45,18 @@ class Step(NamedTuple):
 
 
 class Trainer:
-    """A model that is trained by a recipe, in one of the processes of the training.
+    """A model that is trained by a recipe, on one of the ranks of the training.
 
-    All random numbers follow from the seed, the step and the pass, so a checkpoint needs only weights, buffers and the
-    state of the optimizer.
+    All random numbers follow from the seed, the step and the micro-batch, so a checkpoint needs only weights, buffers
+    and the state of the optimizer.
 
     Args:
         model: a network to train from its present weights, instead of the recipe's model.
 
     Attributes:
         model: the network itself, sharded with `fsdp`.
-        called: the callable for forward passes, which synchronizes gradients and may be compiled.
-        optimizer: set by `prepare` or `adopt`.
+        forward_model: the callable for forward passes, which synchronizes gradients and may be compiled.
+        optimizer: set by `prepare` or `prepare_to_resume`.
         step: number of steps taken.
         rates: layer-wise rates, or None.
     """
@@ -72,9 +65,10 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
-        self.passes = Passes(recipe, world, data)
-        self.micro, self.accumulation, self.workers = self.passes.micro, self.passes.accumulation, self.passes.workers
-        self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
+        loaded = MicroBatches(recipe, world, data)
+        self.micro_batches, self.micro_batch = loaded, loaded.micro_batch
+        self.accumulation, self.workers = loaded.accumulation, loaded.workers
+        self.val_batch = min(2 * self.micro_batch, max(1, math.ceil(len(data.val) / world.size)))
         if model is None:
             model = new_model(recipe, classes=len(data.classes), **data.sizes)
         check_wrapping(model, recipe, world)
@@ -85,8 +79,8 @@ class Trainer:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of an epoch. A batch that is larger than the training set is an error here, and not in `test`."""
-        return self.passes.sampler(0, 1).steps_per_epoch
+        """Steps of an epoch. A batch that is larger than the training set is an error here, and not in `evaluate`."""
+        return self.micro_batches.sampler(0, 1).steps_per_epoch
 
     @cached_property
     def total(self) -> int:
@@ -110,41 +104,42 @@ class Trainer:
         Raises:
             StoppedError: `agree` returned a stop.
         """
-        recipe, progress = self.recipe, progress and self.world.first
+        recipe, progress = self.recipe, progress and self.world.is_rank0
         # check numbers, the file, and patterns of names, before minutes are spent
-        self.passes.check_threshold()
-        given = rates_of_file(recipe, self.model)
-        by_decay(recipe, self.model)
+        self.micro_batches.check_threshold()
+        rates = rates_of_file(recipe, self.model)
+        split_by_decay(recipe, self.model)
         invariant = self._scale_invariant()
         load_weights(recipe.weights, self.model)
-        left_out = excluded(recipe, self.model)
+        left_out = left_out_of_rates(recipe, self.model)
         if recipe.init == "gradinit":
-            # in each step two for the constraint and one for the objective; the same in every process, since second
-            # derivatives are not averages over processes
+            # GradInit takes three minibatches a step: two for the constraint, one for the objective. Every rank uses
+            # the same, because second derivatives are not averaged over ranks
             gradinit_(
-                self.model, until_stopped(self.passes.minibatches(3 * recipe.gradinit_steps), agree), self.loss,
+                self.model, until_stopped(self.micro_batches.minibatches(3 * recipe.gradinit_steps), agree), self.loss,
                 optimizer="sgd" if recipe.optimizer == "sgd" else "adam", lr=recipe.peak_lr,
                 steps=recipe.gradinit_steps, relative_gamma=recipe.gradinit_gamma, tau=recipe.gradinit_tau,
                 progress=progress,
             )  # fmt: skip
             self.world.broadcast(self.model, params=True)
-        called = wrap(self.model, recipe, self.world)
-        self.rates = given
+        forward_model = wrap(self.model, recipe, self.world)
         if recipe.rates == "layerwise":
-            # magnitudes of the gradient of a step, the mean over its passes and processes. `calibrate` turns mixed
+            # magnitudes of the gradient of a step, the mean over its micro-batches and ranks. `calibrate` turns mixed
             # precision off for weights in float32
             steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
             with self.mixed_precision():
-                found = calibrate(
-                    called, until_stopped(self.passes.weighted(steps), agree), self._weighted_loss, steps=steps,
-                    accumulate=self.accumulation, init=False, progress=progress, backend=recipe.backend,
+                measured = calibrate(
+                    forward_model, until_stopped(self.micro_batches.calibration_batches(steps), agree),
+                    self._weighted_loss, steps=steps, accumulate=self.accumulation, init=False, progress=progress,
+                    backend=recipe.backend,
                 )  # fmt: skip
-            rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers]
-            rates = LayerRates(rows, found.steps)
-            self.rates = rates.exclude(*left_out) if left_out else rates
-        self._start(called, invariant, optimizer)
+            rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in measured.layers]
+            rates = LayerRates(rows, measured.steps)
+            rates = rates.exclude(*left_out) if left_out else rates
+        self.rates = rates
+        self._start(forward_model, invariant, optimizer)
 
-    def adopt(self) -> None:
+    def prepare_to_resume(self) -> None:
         """Prepare for loading a checkpoint, which has the multipliers: no rates are measured."""
         invariant = self._scale_invariant()
         self._start(wrap(self.model, self.recipe, self.world), invariant)
@@ -152,57 +147,51 @@ class Trainer:
     def _scale_invariant(self) -> ScaleInvariant | None:
         """The layers of `rescale_weights` and `warmup_bound`, or None if the recipe has neither.
 
-        Every process measures which layers are scale-invariant at the initial weights. These follow from the seed, so a
+        Every rank measures which layers are scale-invariant at the initial weights. These follow from the seed, so a
         resumed training has the same layers.
         """
         recipe = self.recipe
         if not recipe.rescale_weights and recipe.warmup_bound is None:
             return None
-        [batch] = self.passes.minibatches(1)
-        found = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
-        if not len(found):
+        [batch] = self.micro_batches.minibatches(1)
+        layers = scale_invariant(self.model, batch, self.loss, backend=recipe.backend)
+        if not len(layers):
             option = "--rescale-weights" if recipe.rescale_weights else f"--warmup-bound {recipe.warmup_bound:g}"
             raise ValueError(
                 f"{option}: no weight of {recipe.model} is scale-invariant, which takes a normalization after it; "
                 "leave the option out"
             )
-        return found
+        return layers
 
     def _start(
-        self, called: nn.Module, invariant: ScaleInvariant | None, optimizer: "Callable[[Trainer], Any] | None" = None
+        self,
+        forward_model: nn.Module,
+        invariant: ScaleInvariant | None,
+        optimizer: "Callable[[Trainer], Any] | None" = None,
     ) -> None:
-        self.called: Any = torch.compile(called, mode=self.recipe.compile_mode) if self.recipe.compile else called
+        self.forward_model: Any = forward_model
+        if self.recipe.compile:
+            self.forward_model = torch.compile(forward_model, mode=self.recipe.compile_mode)
         rescaled: dict[str, Any] = {"rescale_weights": invariant} if self.recipe.rescale_weights else {}
-        made = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
-        self.optimizer = made
+        new: Any = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
+        self.optimizer = new
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
         # sharding replaces the parameters, so this comes after it
         params, names = dict(self.model.named_parameters()), () if invariant is None else invariant.names
         self._measure = StatisticsPass([Layer(name, params[name]) for name in names], self.recipe.backend)
 
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """Modules of a checkpoint by name; the optimizer steps the first one."""
-        if self.averages is None or not any(True for _ in self.averages.buffers()):
-            return {"model": self.model}
-        return {"model": self.model, "averages": self.averages}
-
     def batches(self) -> Iterator[Batch]:
-        """The passes of this process from the next step to the end of the training."""
-        return self.passes.batches(self.passes.sampler(self.step, self.total))
+        """The micro-batches of this rank from the next step to the end of the training."""
+        return self.micro_batches.batches(self.micro_batches.sampler(self.step, self.total))
 
     def _weighted_loss(self, outputs: Tensor, weighted: tuple[Tensor, Tensor | int]) -> Tensor:
-        """A loss whose mean over the passes and processes of a step is the mean over its images, or tokens."""
-        targets, parts = weighted
-        return self.loss(outputs, targets) * (self.accumulation / parts)
+        """A loss whose mean over the micro-batches and ranks of a step is the mean over its images, or tokens."""
+        targets, divisor = weighted
+        return self.loss(outputs, targets) * (self.accumulation / divisor)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a pass, averaged over its images or tokens."""
-        outputs, targets = next_tokens(outputs, targets)
-        smoothing, threshold = self.recipe.label_smoothing, self.recipe.bce_threshold
-        if self.recipe.loss == "bce":
-            return mixed_binary_cross_entropy(outputs, targets, smoothing=smoothing, threshold=threshold)
-        return mixed_cross_entropy(outputs, targets, smoothing=smoothing)
+        """The loss of a micro-batch, averaged over its images or tokens."""
+        return loss_of(self.recipe, outputs, targets)
 
     def mixed_precision(self) -> AbstractContextManager[Any]:
         """The context of a forward pass."""
@@ -214,26 +203,30 @@ class Trainer:
 
         Spreads in Effective Learning Rates, Eq. 25: √2 ‖W‖² / c with c = ‖∇W‖ ‖W‖, of the layer with the lowest bound.
         """
-        part = self.recipe.warmup_bound
-        if part is None or self.step >= self.warmup:
+        fraction = self.recipe.warmup_bound
+        if fraction is None or self.step >= self.warmup:
             return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
-        found = self._measure()
-        bound = math.sqrt(2) * (found.weight_norm / found.grad_norm).min().item()
-        return min(self.recipe.peak_lr, part * bound)
+        statistics = self._measure()
+        bound = math.sqrt(2) * (statistics.weight_norm / statistics.grad_norm).min().item()
+        return min(self.recipe.peak_lr, fraction * bound)
 
-    def gradients(self, passes: Iterator[Batch]) -> Step:
-        """Compute the gradients of the next step, the mean over its images, or tokens, in all passes and processes."""
+    def gradients(self, batches: Iterator[Batch]) -> Step:
+        """Compute the gradients of the next step, the mean over its images, or tokens, on all ranks.
+
+        Args:
+            batches: the micro-batches of this rank.
+        """
         total = torch.zeros((), device=self.world.device)
         skipped: list[str] = []
         self.model.train()
-        count, batches = self.passes.parts(passes)
-        for micro, (batch, parts) in enumerate(batches):
+        count, of_step = self.micro_batches.step_batches(batches)
+        for micro, (batch, divisor) in enumerate(of_step):
             number = micro * self.world.size + self.world.rank
-            inputs, targets = self.passes.mixed(batch, self.step, number)
-            self.passes.seed(self.step, number)
-            with unsynchronized(self.called, micro + 1 < self.accumulation):
+            inputs, targets = self.micro_batches.inputs_and_targets(batch, self.step, number)
+            self.micro_batches.seed(self.step, number)
+            with unsynchronized(self.forward_model, micro + 1 < self.accumulation):
                 with self.mixed_precision():
-                    loss = self.loss(self.called(inputs), targets) / parts
+                    loss = self.loss(self.forward_model(inputs), targets) / divisor
                 self.scaler.scale(loss).backward()
             total += loss.detach()
             skipped += batch.skipped
@@ -260,32 +253,32 @@ class Trainer:
         taken = [state["step"] for state in self.optimizer.state.values()]
         return self.step - (int(torch.stack(taken).max()) if taken else 0)
 
-    def test(self, agree: Agree = no_signals) -> dict[str, Evaluation]:
-        """Test the weights ("model") and their averages ("ema") in one pass over the images; the results by name.
+    def evaluate(self, agree: Agree = no_signals) -> dict[str, Evaluation]:
+        """Evaluate the weights ("model") and their averages ("ema") on the validation data; the results by name.
 
-        Averaged weights are tested with averaged statistics of normalizations. Averages exist with `ema`, after the
+        Averaged weights are evaluated with averaged statistics of normalizations. Averages exist with `ema`, after the
         first step. `agree` may raise StoppedError, as in `evaluate`.
         """
-        images = val_batches(
+        batches = val_batches(
             self.data.val, batch_size=self.val_batch, device=self.world.device, workers=self.workers,
             prefetch=self.recipe.prefetch, world_size=self.world.size, rank=self.world.rank,
-            check=partial(self.passes.check, is_test=True),
+            check=partial(self.micro_batches.check, is_validation=True),
         )  # fmt: skip
         self.world.broadcast(self.model)
         weights: dict[str, Context] = {"model": nullcontext}
         if self.averages is not None and self.step:
             self.world.broadcast(self.averages)
             weights["ema"] = self.averaged
-        found = evaluate(
-            self.model, images, self.world, self.mixed_precision, weights, agree=agree,
+        results = evaluate(
+            self.model, batches, self.world, self.mixed_precision, weights, agree=agree,
             accuracy=self.data.unit == "images",
         )  # fmt: skip
-        if isinstance(self.data.val, Stream) and found["model"].count != len(self.data.val):
+        if isinstance(self.data.val, Stream) and results["model"].count != len(self.data.val):
             raise ValueError(
-                f"the loader made {found['model'].count} images to test, and not {len(self.data.val)}: each counts "
+                f"the loader made {results['model'].count} images to test, and not {len(self.data.val)}: each counts "
                 "once, and one that comes again needs the target -1"
             )
-        return found
+        return results
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from fused_lwlr.data import files
 from fused_lwlr.training import state_dicts as states
-from fused_lwlr.training.collectives import from_first
+from fused_lwlr.training.collectives import on_rank0
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """Write the present weights in the form of `model.load_state_dict`. All ranks call it, and rank 0 writes."""
     content = states.of_model(model)
-    from_first(lambda: files.save_tensors(path, content))
+    on_rank0(lambda: files.save_tensors(path, content))
 
 
 def load_weights(path: str | None, model: nn.Module) -> None:
@@ -30,7 +30,7 @@ def load_weights(path: str | None, model: nn.Module) -> None:
     def read() -> None:
         content.update(_read(path, states.shapes(model)))
 
-    from_first(read)
+    on_rank0(read)
     states.load_model(model, content)
 
 

@@ -1,4 +1,4 @@
-"""How a model is wrapped for training: dtypes, synchronized statistics, recomputed activations, several processes."""
+"""How a model is wrapped for training: dtypes, synchronized statistics, recomputed activations, several ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from fused_lwlr.training.processes import World, blocks, spread
+from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 
 
@@ -41,7 +43,7 @@ def check_wrapping(model: nn.Module, recipe: Recipe, world: World) -> None:
 
 
 def wrap(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
-    """Returns a callable for a model, as in `spread`, and changes the model in place as the recipe says.
+    """Returns a callable for a model, as in `distribute`, and changes the model in place as the recipe says.
 
     Names of parameters and buffers do not change.
 
@@ -60,7 +62,46 @@ def wrap(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
     if recipe.grad_checkpointing:
         for block in _with_parts(model):
             recompute(block)
-    return spread(model, recipe, world)
+    return distribute(model, recipe, world)
+
+
+def distribute(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
+    """Returns a callable for the model whose gradients are averages over all ranks.
+
+    This is the model itself for one rank, `DistributedDataParallel` around it, or with `fsdp` the model itself, sharded
+    in place, each block of a list of blocks separately.
+    """
+    if recipe.fsdp:
+        from torch.distributed.fsdp import fully_shard  # takes a while
+
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        for block in list(blocks(model)):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    if world.size == 1:
+        return model
+    # gradients are no views of buckets: their addresses differ between the first step and later ones, which changes the
+    # last bits of norms, so that a resumed run would differ
+    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+
+
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules with parameters in a list of modules."""
+    for child in module.children():
+        inside = isinstance(module, (nn.Sequential, nn.ModuleList))
+        if isinstance(child, (nn.Sequential, nn.ModuleList)) or not inside:
+            yield from blocks(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def unsynchronized(model: Any, wanted: bool) -> Any:
+    """Keeps gradients of a micro-batch in this rank, for the micro-batches of a step before its last one."""
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(not wanted)
+        return nullcontext()
+    return model.no_sync() if wanted and hasattr(model, "no_sync") else nullcontext()
 
 
 def _with_parts(model: nn.Module) -> list[nn.Module]:

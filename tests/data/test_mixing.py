@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr.data import Mixing, mixed_binary_cross_entropy, mixed_cross_entropy
+from fused_lwlr.data import Mixing
 from fused_lwlr.data.randomness import MIXING, sequence
+from fused_lwlr.training.losses import mixed_binary_cross_entropy, mixed_cross_entropy
 
 IMAGES, CLASSES = 6, 5
 
@@ -33,6 +34,10 @@ def draws(*where):
     return np.random.RandomState(sequence(MIXING, *where).generate_state(8)[:4])
 
 
+def mixing_of(*, mixup=0.0, cutmix=0.0, smoothing=0.0, seed=0):
+    return Mixing(classes=CLASSES, mixup=mixup, cutmix=cutmix, smoothing=smoothing, seed=seed)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("where", [(0, 0, 0), (3, 17, 0), (3, 17, 2)])
 def test_mixup(where, smoothing, timm, device):
@@ -42,7 +47,7 @@ def test_mixup(where, smoothing, timm, device):
     weight = rng.beta(0.5, 0.5)
     wanted = torch.stack([weight * inputs[i] + (1 - weight) * inputs[-1 - i] for i in range(IMAGES)])
     soft = one_hot(targets, smoothing)
-    mixing = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing, seed=seed)
+    mixing = mixing_of(mixup=0.5, smoothing=smoothing, seed=seed)
     found = mixing(inputs, targets, step=step, micro=micro)
     torch.testing.assert_close(found[0], wanted)
     torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
@@ -65,7 +70,7 @@ def test_cutmix(where, timm, device):
         wanted[i, :, top:bottom, left:right] = inputs[-1 - i, :, top:bottom, left:right]
     weight = 1 - (bottom - top) * (right - left) / 120
     soft = one_hot(targets, 0.0)
-    found = Mixing(classes=CLASSES, cutmix=1.0, seed=seed)(inputs, targets, step=step, micro=micro)
+    found = mixing_of(cutmix=1.0, seed=seed)(inputs, targets, step=step, micro=micro)
     assert torch.equal(found[0], wanted)
     torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
 
@@ -74,7 +79,7 @@ def test_cutmix(where, timm, device):
 def test_draws_depend_only_on_the_position(field, timm, device):
     def mixed(**changed):
         where = {"seed": 1, "step": 2, "micro": 4, **changed}
-        return Mixing(classes=CLASSES, mixup=0.5, cutmix=1.0, seed=where.pop("seed"))(*batch(device), **where)[0]
+        return mixing_of(mixup=0.5, cutmix=1.0, seed=where.pop("seed"))(*batch(device), **where)[0]
 
     first = mixed()
     np.random.seed(99)
@@ -87,7 +92,7 @@ def test_draws_depend_only_on_the_position(field, timm, device):
 
 
 def test_both_kinds_are_drawn(timm, device):
-    mixing = Mixing(classes=CLASSES, mixup=1.0, cutmix=1.0)
+    mixing = mixing_of(mixup=1.0, cutmix=1.0)
     inputs, targets = batch(device)
     kinds = []
     for step in range(40):
@@ -101,19 +106,19 @@ def test_the_loss_of_probabilities(smoothing, timm, device):
     """Σ −p log softmax in float64; without mixing, torch's loss with label smoothing."""
     inputs, targets = batch(device)
     outputs = torch.randn(IMAGES, CLASSES, device=device)
-    _, soft = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing)(inputs, targets, step=0, micro=0)
+    _, soft = mixing_of(mixup=0.5, smoothing=smoothing)(inputs, targets, step=0, micro=0)
     wanted = -(soft.double() * outputs.double().log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(mixed_cross_entropy(outputs, soft, smoothing=smoothing), wanted.float())
     not_mixed = torch.nn.functional.one_hot(targets, CLASSES) * (1 - smoothing) + smoothing / CLASSES
     wanted = cross_entropy(outputs, targets, label_smoothing=smoothing)
-    torch.testing.assert_close(mixed_cross_entropy(outputs, not_mixed), wanted)
+    torch.testing.assert_close(mixed_cross_entropy(outputs, not_mixed, smoothing=0.0), wanted)
     assert torch.equal(mixed_cross_entropy(outputs, targets, smoothing=smoothing), wanted)
 
 
 def test_mixing_needs_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ImportError, match=r"Mixup and CutMix needs timm .*'\.\[timm\]'"):
-        Mixing(classes=2, mixup=1.0)
+        mixing_of(mixup=1.0)
 
 
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
@@ -126,7 +131,7 @@ def test_binary_cross_entropy_is_timms(mixed, smoothing, threshold, timm, device
     inputs, targets = batch(device)
     outputs = torch.randn(IMAGES, CLASSES, device=device)
     if mixed:
-        _, targets = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing)(inputs, targets, step=0, micro=0)
+        _, targets = mixing_of(mixup=0.5, smoothing=smoothing)(inputs, targets, step=0, micro=0)
     found = mixed_binary_cross_entropy(outputs, targets, smoothing=smoothing, threshold=threshold)
     theirs = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)(outputs, targets)
     torch.testing.assert_close(found, theirs)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fused_lwlr.data import MicroBatch, MicroBatchSampler, next_tokens, open_text, train_batches, val_batches
+from fused_lwlr.data import MicroBatch, MicroBatchSampler, open_text, train_batches, val_batches
 from fused_lwlr.papers.held_out import hold_out
+from fused_lwlr.training.losses import flatten_predictions
 
 CPU = torch.device("cpu")
 
@@ -164,11 +165,11 @@ def test_a_file_that_shrinks_or_goes_away_ends_the_batches(tmp_path):
 
 def test_predictions_in_a_row():
     logits, targets = torch.randn(2, 3, 5), torch.arange(6).reshape(2, 3)
-    outputs, flat = next_tokens(logits, targets)
+    outputs, flat = flatten_predictions(logits, targets)
     assert torch.equal(outputs[4], logits[1, 1])
     assert flat[4] == targets[1, 1]
     images, mixed = torch.randn(4, 5), torch.rand(4, 5)
-    assert all(torch.equal(a, b) for a, b in zip(next_tokens(images, mixed), (images, mixed), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(flatten_predictions(images, mixed), (images, mixed), strict=True))
 
 
 WRONG = {

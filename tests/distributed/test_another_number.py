@@ -15,7 +15,7 @@ from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import setup
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import gathered
+from fused_lwlr.training.collectives import gather_to_rank0
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
@@ -138,7 +138,7 @@ def test_counts_since_the_last_record_are_counted_once(before, after):
     def loop(size):
         world = World(dist.get_rank() if size > 1 else 0, size, torch.device("cpu"))
         trainer = Trainer(recipe, world, running.load_data(recipe))
-        trainer.adopt()
+        trainer.prepare_to_resume()
         return Loop(trainer, lambda after: [], checkpoints=Checkpoints("checkpoints"), flag=StopFlag())
 
     with regrouped(before) as mine:
@@ -157,7 +157,7 @@ def test_counts_since_the_last_record_are_counted_once(before, after):
             # each process has its own time, or all have the longest
             rank = going_on.trainer.world.rank
             assert going_on.began == -(1.0 + rank if before == after else before)
-            names = gathered(going_on.skipped)
+            names = gather_to_rank0(going_on.skipped)
             assert mean == pytest.approx((3.0 + (before - 1) / 2) / 2)
-            if going_on.trainer.world.first:
+            if going_on.trainer.world.is_rank0:
                 assert sorted(name for of_rank in names for name in of_rank) == [f"{r}.jpg" for r in range(before)]

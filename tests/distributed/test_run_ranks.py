@@ -22,11 +22,11 @@ from fused_lwlr.data import Batch, files
 from fused_lwlr.runs.metrics import Metrics, read_records
 from fused_lwlr.runs.provenance import read_starts, record_facts, record_start
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.evaluate import StoppedError, evaluate
+from fused_lwlr.training.evaluate import evaluate
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.records import Interval
-from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.signals import StopFlag, StoppedError
 
 pytestmark = pytest.mark.ranks(2)
 MULTIPLIERS = {"0.weight[0:3]": 2.0, "2.weight": 0.5, "2.bias": 0.0}
@@ -90,7 +90,7 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
     taken = []
     counter = optimizer.register_step_pre_hook(lambda *arguments: taken.append(1))
     path = checkpoints.save(
-        2, models={"model": inner}, optimizer=optimizer, config=CONFIG, state={"losses": [1.5, torch.ones(2)]}, own=own
+        2, model=inner, optimizer=optimizer, config=CONFIG, state={"losses": [1.5, torch.ones(2)]}, own=own
     )
     # torch's own functions take a step to find out which state exists
     assert not taken
@@ -107,7 +107,7 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
         if kind == "plain":
             # has state already; the others have none
             train(other, again, range(7, 8))
-        found = checkpoints.restore(models={"model": bare}, optimizer=again, config=CONFIG)
+        found = checkpoints.restore(model=bare, optimizer=again, config=CONFIG)
         assert found.step == 2
         owned = [{"rng": torch.tensor([rank])} for rank in range(2)]
         assert identical((found.state, found.own), ({"losses": [1.5, torch.ones(2)]}, owned))
@@ -122,7 +122,7 @@ def test_a_failure_to_write_is_one_of_all_ranks():
     optimizer = OPTIMIZERS["sgd"](model.module.named_parameters())
     train(model, optimizer, range(1))
     checkpoints = Checkpoints("checkpoints")
-    run = {"models": {"model": model.module}, "optimizer": optimizer, "config": CONFIG}
+    run = {"model": model.module, "optimizer": optimizer, "config": CONFIG}
     first = checkpoints.save(1, **run)
     before = first.read_bytes()
     train(model, optimizer, range(1, 2))
@@ -145,7 +145,7 @@ def test_a_mismatch_is_refused_on_all_ranks(kind):
     inner = model.module if kind == "ddp" else model
     optimizer = OPTIMIZERS["sgd"](inner.named_parameters())
     train(model, optimizer, range(1))
-    run = {"models": {"model": inner}, "optimizer": optimizer}
+    run = {"model": inner, "optimizer": optimizer}
     checkpoints = Checkpoints("checkpoints")
     checkpoints.save(1, **run, config=CONFIG)
     before = everything(model, optimizer)
@@ -153,9 +153,7 @@ def test_a_mismatch_is_refused_on_all_ranks(kind):
         checkpoints.restore(**run, config={"lr": 0.2})
     wide = nn.Sequential(nn.Linear(4, 6))
     with pytest.raises(ValueError, match=r"0\.weight is \(5, 4\) float32 there and \(6, 4\) float32 here"):
-        checkpoints.restore(
-            models={"model": wide}, optimizer=OPTIMIZERS["no state"](wide.named_parameters()), config=CONFIG
-        )
+        checkpoints.restore(model=wide, optimizer=OPTIMIZERS["no state"](wide.named_parameters()), config=CONFIG)
     assert identical(everything(model, optimizer), before)
     assert Checkpoints("elsewhere").restore(**run, config=CONFIG) is None
 

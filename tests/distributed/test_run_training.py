@@ -24,10 +24,11 @@ from fused_lwlr.runs import dry_run as dry_running
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training.divergence import DivergedError
-from fused_lwlr.training.processes import World, spread
+from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.training.wrapping import distribute
 
 pytestmark = pytest.mark.ranks(2)
 BASE = Recipe(
@@ -90,7 +91,7 @@ def test_as_one_process(options):
     trained = [record["loss"] for record in found if record["kind"] == "train"]
     assert trained == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:4]) / 2, losses[4]], rel=1e-4)
     [test, average] = [record for record in found if record["kind"] == "validation"]
-    tested = alone.test()
+    tested = alone.evaluate()
     assert test["loss"] == pytest.approx(tested["model"].loss, rel=1e-4)
     assert average["loss"] == pytest.approx(tested["ema"].loss, rel=1e-4)
     unit, count = ("tokens", int(0.08 * Path(__file__).stat().st_size) - 1) if recipe.is_text else ("images", 360)
@@ -158,7 +159,7 @@ def test_the_best_weights_and_a_step_that_is_skipped(options):
         World(0, 1, torch.device("cpu")), load_data(recipe),
     )  # fmt: skip
     alone.prepare()
-    assert alone.test()["model"].top1 == max(tested.values())
+    assert alone.evaluate()["model"].top1 == max(tested.values())
 
 
 def start():
@@ -265,9 +266,11 @@ def digits():
 
 def test_gradients_are_synchronized_in_the_last_pass_of_a_step():
     trainer = Trainer(dataclasses.replace(BASE, rates="single", calibration_steps=None), two(), digits())
-    trainer.adopt()
+    trainer.prepare_to_resume()
     asked, passes = [], trainer.batches()
-    trainer.model.register_forward_pre_hook(lambda *arguments: asked.append(trainer.called.require_backward_grad_sync))
+    trainer.model.register_forward_pre_hook(
+        lambda *arguments: asked.append(trainer.forward_model.require_backward_grad_sync)
+    )
     for _ in range(2):
         trainer.gradients(passes)
     assert asked == [False, True] * 2
@@ -287,7 +290,7 @@ def test_gradients_of_shards_are_reduced_once_a_step():
     for passes in (1, 2):
         recipe = dataclasses.replace(BASE, rates="single", calibration_steps=None, fsdp=True, micro_batch=24 // passes)
         trainer = Trainer(recipe, two(), digits())
-        trainer.adopt()
+        trainer.prepare_to_resume()
         calls = []
         with pytest.MonkeyPatch.context() as patch:
             # the name depends on the version of torch
@@ -336,7 +339,7 @@ class Stages(nn.Module):
 )
 def test_blocks_are_sharded_each_for_itself(model, expected):
     made = Stages() if model == "stages" else build(model, image_size=8, channels=1, classes=10)
-    spread(made, dataclasses.replace(BASE, fsdp=True), two())
+    distribute(made, dataclasses.replace(BASE, fsdp=True), two())
     assert {name for name, module in made.named_modules() if isinstance(module, FSDPModule)} == expected
 
 

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import AdamW, calibrate, gradinit_, lwlr_init_, multipliers, scale_invariant
-from fused_lwlr.data import next_tokens
 from fused_lwlr.models.build import build
+from fused_lwlr.training.losses import flatten_predictions
 
 SMALL = {
     "gpt2": {"n_layer": 1, "n_embd": 16, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
@@ -31,7 +31,7 @@ def built(name, **more):
 
 
 def loss_fn(outputs, targets):
-    return cross_entropy(*next_tokens(outputs, targets))
+    return cross_entropy(*flatten_predictions(outputs, targets))
 
 
 def some_batch(count=4):

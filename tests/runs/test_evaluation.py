@@ -122,7 +122,7 @@ def test_weights_of_a_checkpoint_are_not_fetched_as_well(options, timm, tmp_path
         **options,
     )
     running.run(recipe)
-    evaluate_only(None, {"out": recipe.out})
+    evaluate_only(None, {"out": recipe.out}, {})
     assert asked == [True, False]
-    evaluate_only(None, {**options, "model": recipe.model, "image_size": 8, "device": "cpu"})
+    evaluate_only(None, {**options, "model": recipe.model, "image_size": 8, "device": "cpu"}, {})
     assert asked == [True, False, True]

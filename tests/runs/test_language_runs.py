@@ -8,9 +8,10 @@ import torch
 from command_line import run
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr.data import MicroBatch, MicroBatchSampler, next_tokens, open_text
+from fused_lwlr.data import MicroBatch, MicroBatchSampler, open_text
 from fused_lwlr.models.build import build
 from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.training.losses import flatten_predictions
 
 PAIRS = "--data pairs:pairs.tsv --context 6 --vocabulary characters --model seq2seq1 --model-args width=16"
 HF = (
@@ -66,7 +67,7 @@ def test_a_model_of_pairs(place):
     model = build("seq2seq1", classes=len(data.classes), width=16, **data.sizes).eval()
     model.load_state_dict(torch.load(place / "run" / "model.pt", weights_only=True))
     every = data.val[MicroBatch(0, 0, 0, 0, tuple(range(len(data.val))))]
-    losses = cross_entropy(*next_tokens(model(every.inputs), every.targets), ignore_index=-1, reduction="none")
+    losses = cross_entropy(*flatten_predictions(model(every.inputs), every.targets), ignore_index=-1, reduction="none")
     assert tested[-1]["tokens"] == (every.targets >= 0).sum()
     assert tested[-1]["loss"] == pytest.approx(losses.sum().item() / tested[-1]["tokens"], rel=1e-5)
     assert tested[-1]["loss"] < tested[0]["loss"]

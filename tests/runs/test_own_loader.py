@@ -167,9 +167,9 @@ def test_a_batch_that_does_not_fit_is_refused(case, kind, part, number, monkeypa
     recipe = dataclasses.replace(BASE, loader="own_loader:bad")
     training = trainer.Trainer(recipe, World(0, 1, torch.device("cpu")), load_data(recipe))
     training.val_batch = 16
-    training.adopt()
+    training.prepare_to_resume()
     with pytest.raises(ValueError, match=f"^batch {number}: the loader made {message}"):
-        list(islice(training.batches(), number)) if part == "train" else training.test()
+        list(islice(training.batches(), number)) if part == "train" else training.evaluate()
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
@@ -185,9 +185,9 @@ def test_images_without_a_class_are_for_tests_alone(part, monkeypatch):
     monkeypatch.setattr(own_loader, "some", some, raising=False)
     recipe = dataclasses.replace(BASE, loader="own_loader:some", micro_batch=None, batch_size=16)
     training = trainer.Trainer(recipe, World(0, 1, torch.device("cpu")), load_data(recipe))
-    training.adopt()
+    training.prepare_to_resume()
     if part == "val":
-        assert training.test()["model"].count == 16
+        assert training.evaluate()["model"].count == 16
         return
     with pytest.raises(
         ValueError, match=r"image of class -1, but its data set has 10 classes: give numbers from 0 to 9$"

@@ -53,7 +53,7 @@ DEATHS = {
     "epoch": lambda: killing(trainer.Trainer, "gradients", 7),
     "log": lambda: killing(loop.Interval, "__init__", 2),
     "between-write-and-name": lambda: killing(checkpoints.os, "replace", 9),
-    "last-epoch": lambda: killing(trainer.Trainer, "test", 3),
+    "last-epoch": lambda: killing(trainer.Trainer, "evaluate", 3),
     "done-but-for-weights": lambda: killing(running, "save_weights", 1),
 }
 
@@ -175,7 +175,7 @@ def test_a_run_has_the_rates_of_a_file_that_is_gone(straight, tmp_path):
     with pytest.raises(ValueError, match=r"--rates .*rates.json has other rates than the run in .*run began with"):
         running.run(recipe)
     path.unlink()
-    evaluate_only(None, {"out": str(folder)})
+    evaluate_only(None, {"out": str(folder)}, {})
     assert running.run(recipe) == 0
     assert_equal_runs(tmp_path / "whole", folder)
     with pytest.raises(FileNotFoundError, match=r"^--rates .*rates.json: there is no such file"):

@@ -53,9 +53,9 @@ def forwards(place):
     [
         ((Trainer, "update"), 5, signal.SIGTERM, 5, 0),
         ((Trainer, "update"), 3, signal.SIGTERM, 3, 0),
-        ((evaluate, "next_tokens"), 3, signal.SIGTERM, 5, 4),
-        ((evaluate, "next_tokens"), 3, signal.SIGUSR1, 5, 4),
-        ((evaluate, "next_tokens"), 4 * BATCHES + 1, signal.SIGTERM, 12, 4 * BATCHES + 2),
+        ((evaluate, "flatten_predictions"), 3, signal.SIGTERM, 5, 4),
+        ((evaluate, "flatten_predictions"), 3, signal.SIGUSR1, 5, 4),
+        ((evaluate, "flatten_predictions"), 4 * BATCHES + 1, signal.SIGTERM, 12, 4 * BATCHES + 2),
     ],
     ids=["before", "without", "within", "within-usr1", "within-the-last"],
 )

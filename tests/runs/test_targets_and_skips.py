@@ -53,8 +53,8 @@ def test_a_missed_target_is_told_and_the_best_weights_are_kept(straight, tmp_pat
     )
     trainer = Trainer(recipe, World(0, 1, torch.device("cpu")), running.load_data(recipe))
     load_weights(trainer.recipe.weights, trainer.model)
-    trainer.adopt()
-    assert trainer.test()["model"].top1 == top
+    trainer.prepare_to_resume()
+    assert trainer.evaluate()["model"].top1 == top
 
 
 @pytest.mark.parametrize("death", [("test", 3), ("update", 7), ("save_weights", 1)], ids=lambda death: death[0])

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, PolynomialLR, 
 from fused_lwlr.data import files
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.config_diff import FREE
+from fused_lwlr.training.micro_batches import split_batch, workers_of
 from fused_lwlr.training.presets import PRESETS, listing, resolve
 from fused_lwlr.training.processes import World, world_of
 from fused_lwlr.training.recipe import FIELDS, Recipe
@@ -530,7 +531,7 @@ def test_with_steps_the_schedule_keeps_its_shape():
 )  # fmt: skip
 def test_a_batch_is_split_evenly(batch, micro, size, passes):
     world, recipe = World(0, size, torch.device("cpu")), Recipe(batch_size=batch, micro_batch=micro)
-    assert (world.micro_batch(recipe), world.accumulation(recipe)) == passes
+    assert split_batch(recipe, world) == passes
 
 
 @pytest.mark.parametrize(
@@ -544,7 +545,7 @@ def test_a_batch_is_split_evenly(batch, micro, size, passes):
 def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):
     world = World(0, size, torch.device("cpu"))
     with pytest.raises(ValueError, match=message):
-        world.micro_batch(Recipe(batch_size=batch, micro_batch=micro))
+        split_batch(Recipe(batch_size=batch, micro_batch=micro), world)
 
 
 @pytest.mark.parametrize(
@@ -565,7 +566,7 @@ def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):
 def test_processes_of_a_machine_share_its_cores(cores, local, options, workers, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores), raising=False)
     world = World(0, 16, torch.device("cpu"), local_size=local)
-    assert world.workers(Recipe(**{"data": "pictures", **options})) == workers
+    assert workers_of(Recipe(**{"data": "pictures", **options}), world) == workers
 
 
 def test_the_launcher_says_how_many_processes_a_machine_has(monkeypatch):

@@ -361,7 +361,7 @@ def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, mon
     monkeypatch.setattr(
         trainer_module, "val_batches", lambda *args, **more: passes.append(1) or val_batches(*args, **more)
     )
-    found = trainer.test()
+    found = trainer.evaluate()
     assert passes == [1]
     assert all(torch.equal(value, trained_state[name]) for name, value in trainer.model.state_dict().items())
     theirs.module.eval()
@@ -451,7 +451,7 @@ def test_scale_invariant_weights_are_rescaled(data):
         wanted = weights[name] / largest if name in found.names else weights[name]
         torch.testing.assert_close(param, wanted, rtol=1e-5, atol=1e-7)
     adopted = Trainer(recipe, ALONE, data)
-    adopted.adopt()
+    adopted.prepare_to_resume()
     assert adopted.optimizer.options.rescale_weights.names == found.names
 
 
@@ -478,7 +478,7 @@ def test_warmup_at_a_part_of_the_bound(peak, data):
         if step == 2:
             # a resumed training
             taken, trainer = trainer, Trainer(recipe, ALONE, data)
-            trainer.adopt()
+            trainer.prepare_to_resume()
             trainer.model.load_state_dict(taken.model.state_dict())
             trainer.step = step
             passes = trainer.batches()

@@ -67,7 +67,7 @@ REFUSED = {
     "dtype": (run_of(network().double()), "0.weight is .* float32 there and .* float64 here"),
     "deeper": (run_of(network().append(nn.Linear(2, 2))), r"another model: it has no 3.weight; it has no 3.bias. Not"),
     "flatter": (run_of(network()[:1]), r"another model: 1.weight is not of this one; .*; 2.weight is .* and 4 more. N"),
-    "averages": ({"models": {"model": network(), "ema": network()}}, "weights of model, but this run of model, ema"),
+    "averages": ({"averages": network()}, "weights of model, but this run of model, averages"),
     "fewer": (run_of(network(), frozen_last), "other parameters: parameter group 0 differs in 2.bias"),
     "groups": (run_of(network(), two_groups), "other parameters: 1 parameter groups there and 2 here"),
     "order": (run_of(network(), reordered), "parameter group 0 differs in the order of its parameters"),
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(kind, run, t
     changes, match = REFUSED[kind]
     if kind in ("config", "averages"):
         changes = {**run_of(network()), **changes}
-        changes["optimizer"] = OURS["sgd"](changes["models"]["model"].named_parameters(), **OPTIONS["sgd"])
+        changes["optimizer"] = OURS["sgd"](changes["model"].named_parameters(), **OPTIONS["sgd"])
     before = everything(changes)
     with pytest.raises(ValueError, match=match):
         checkpoints.restore(**changes)
@@ -98,7 +98,7 @@ def test_state_of_another_shape_is_refused_for_any_optimizer(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model[0].weight.grad = torch.ones_like(model[0].weight)
     optimizer.step()
-    run = {"models": {"model": model}, "optimizer": optimizer}
+    run = {"model": model, "optimizer": optimizer}
     path = Checkpoints(tmp_path).save(1, **run, config={}, state={})
     content = files.read_tensors(path)
     content["optimizer"]["state"]["0.weight"]["momentum_buffer"] = torch.ones(2, 2)
@@ -110,5 +110,5 @@ def test_state_of_another_shape_is_refused_for_any_optimizer(tmp_path):
 
 
 def test_an_optimizer_of_another_model_is_not_saved(run, tmp_path):
-    with pytest.raises(ValueError, match="steps a parameter that is not of the first of the models"):
-        Checkpoints(tmp_path).save(1, **{**run, "models": {"model": network()}})
+    with pytest.raises(ValueError, match="steps a parameter that is not of the model"):
+        Checkpoints(tmp_path).save(1, **{**run, "model": network()})

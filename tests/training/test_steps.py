@@ -58,7 +58,7 @@ def test_dropout_follows_from_seed_step_and_pass(data):
     def drawn(rank, step, seed=0, size=2):
         recipe = dataclasses.replace(BASE, seed=seed, micro_batch=8)
         trainer = Trainer(recipe, World(rank, size, torch.device("cpu")), data)
-        trainer.called, trainer.step = trainer.model, step
+        trainer.forward_model, trainer.step = trainer.model, step
         numbers = []
         trainer.model.register_forward_pre_hook(lambda *arguments: numbers.append(torch.rand(1).item()))
         torch.rand(rank + step)
@@ -103,7 +103,7 @@ def test_inputs_of_the_model(channels_last, data):
     strides = []
     # three channels: images of one channel have the same strides in both memory formats
     images = torch.rand(32, 3, 8, 8)
-    trainer.called = lambda inputs: strides.append(inputs.stride()) or trainer.model(inputs[:, :1])
+    trainer.forward_model = lambda inputs: strides.append(inputs.stride()) or trainer.model(inputs[:, :1])
     trainer.gradients(batch._replace(inputs=images) for batch in trainer.batches())
     assert strides == [(192, 1, 24, 3) if channels_last else (192, 64, 8, 1)]
 
@@ -115,7 +115,7 @@ def test_each_pass_is_mixed_for_itself(data, monkeypatch, timm):
 
     def mixed(rank, step, micro, size=2):
         trainer = Trainer(recipe, World(rank, size, torch.device("cpu")), data)
-        trainer.called, trainer.step = trainer.model, step
+        trainer.forward_model, trainer.step = trainer.model, step
         seen = []
         monkeypatch.setattr(trainer, "loss", lambda outputs, targets: seen.append(targets) or outputs.sum())
         batch = next(trainer.batches())
@@ -139,5 +139,5 @@ def test_tests_compute_as_training_does(amp, data):
     dtypes = set()
     trainer.model.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
     trainer.gradients(trainer.batches())
-    trainer.test()
+    trainer.evaluate()
     assert dtypes == {torch.bfloat16 if amp == "bf16" else torch.float32}

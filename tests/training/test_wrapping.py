@@ -143,13 +143,13 @@ def test_rates_are_measured_with_master_weights(data):
 
 def test_synchronized_statistics_keep_names_and_parameters(monkeypatch):
     """Without GPUs the layers are exchanged, and not called."""
-    spread = []
-    monkeypatch.setattr(wrapping, "spread", lambda model, recipe, world: (spread.append(world), model)[1])
+    distributed = []
+    monkeypatch.setattr(wrapping, "distribute", lambda model, recipe, world: (distributed.append(world), model)[1])
     model = build("resnet", image_size=8, channels=1, classes=10)
     before, count = dict(model.named_parameters()), sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
     keys = list(model.state_dict())
     called = wrapping.wrap(model, dataclasses.replace(BASE, model="resnet", sync_bn=True), GPUS)
-    assert spread == [GPUS]
+    assert distributed == [GPUS]
     assert called is model
     assert sum(isinstance(m, nn.SyncBatchNorm) for m in model.modules()) == count > 0
     assert list(model.state_dict()) == keys

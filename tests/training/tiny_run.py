@@ -18,14 +18,14 @@ def network(*widths):
 def run_of(model, make=OURS["sgd"], **options):
     named = list(model.named_parameters())
     return {
-        "models": {"model": model},
+        "model": model,
         "optimizer": make(named, **(options or OPTIONS["sgd"])),
         "config": CONFIG,
     }
 
 
 def train(run, steps):
-    [model], optimizer = run["models"].values(), run["optimizer"]
+    model, optimizer = run["model"], run["optimizer"]
     for step in steps:
         optimizer.zero_grad()
         model(torch.rand(8, 3, generator=torch.Generator().manual_seed(step))).square().mean().backward()
@@ -33,4 +33,5 @@ def train(run, steps):
 
 
 def everything(run):
-    return deepcopy(([model.state_dict() for model in run["models"].values()], run["optimizer"].state_dict()))
+    modules = [run["model"], *([run["averages"]] if "averages" in run else [])]
+    return deepcopy(([module.state_dict() for module in modules], run["optimizer"].state_dict()))
