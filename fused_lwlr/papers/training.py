@@ -12,8 +12,8 @@ from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World, pick_device
-from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_text
-from fused_lwlr.training.recipe_rules import ONLY, without_effect
+from fused_lwlr.training.recipe import Recipe, is_text, without_effect
+from fused_lwlr.training.recipe_rules import ONLY
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
@@ -87,7 +87,7 @@ def recipe_of(*, training: Mapping[str, Any] | None = None, warmup: float | None
             del options["model_args"]  # options are checked before the models of the study are known
     chosen = {**own, **fields, "deterministic": False, **options}
     # fields that only affect some trainings of a study, such as calibration_steps with layer-wise rates
-    for name in without_effect(chosen, DEFAULTS):
+    for name in without_effect(chosen):
         if ONLY[name][0] in {**own, **fields}:
             del chosen[name]
     return Recipe.from_dict(chosen)

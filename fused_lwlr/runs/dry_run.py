@@ -18,8 +18,8 @@ from fused_lwlr.data import Batch, Splits, Stream, Text, bytes_ahead, loader_thr
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import DEFAULTS, Recipe
-from fused_lwlr.training.recipe_rules import ONLY, without_effect
+from fused_lwlr.training.recipe import Recipe, without_effect
+from fused_lwlr.training.recipe_rules import fields_of_choice
 from fused_lwlr.training.setup import load_data, split_by_decay
 from fused_lwlr.training.trainer import Trainer
 
@@ -75,7 +75,7 @@ def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
         "workers": 0, "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
         "init": "model" if recipe.init == "gradinit" else recipe.init,
     }  # fmt: skip
-    for name in without_effect(fields, DEFAULTS):
+    for name in without_effect(fields):
         del fields[name]
     return Recipe.from_dict(fields)
 
@@ -124,9 +124,8 @@ def _steps(trainer: Trainer) -> Table:
 
 def _rule(recipe: Recipe) -> str:
     """The optimizer with the options that act on it and have a value."""
-    names = [name for name, (other, choices) in ONLY.items() if other == "optimizer" and recipe.optimizer in choices]
-    given = [(name, value) for name in names if (value := getattr(recipe, name)) is not None]
-    return ", ".join([recipe.optimizer, *(f"{name} {value}" for name, value in given)])
+    options = {name: getattr(recipe, name) for name in fields_of_choice("optimizer", recipe.optimizer)}
+    return ", ".join([recipe.optimizer, *(f"{name} {value}" for name, value in options.items() if value is not None)])
 
 
 def _decay(recipe: Recipe, model: nn.Module) -> str:

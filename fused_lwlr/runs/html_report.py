@@ -14,9 +14,8 @@ from fused_lwlr.data import files
 from fused_lwlr.runs.metrics import FILES, read_records, unit_of
 from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.presets import small
+from fused_lwlr.training.defaults import implied_defaults, small_model_defaults
 from fused_lwlr.training.recipe import DEFAULTS, FIELDS
-from fused_lwlr.training.recipe_rules import implied
 from fused_lwlr.training.records import Record
 
 Rows = Sequence[Sequence[str]]
@@ -152,7 +151,7 @@ def _drawn(drawings: Sequence[Any]) -> list[str]:
 def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
     """Options that differ from their defaults, with the defaults; and the others, if they have a value."""
     # some defaults follow from other options
-    defaults = files.json_values({**DEFAULTS, **small(config), **implied(config)})
+    defaults = files.json_values({**DEFAULTS, **small_model_defaults(config), **implied_defaults(config)})
     given = {name: value for name, value in config.items() if name in defaults and value not in (None, [])}
     changed = [
         (name, _value(value), FIELDS[name].json_schema_extra["shown"] or _value(defaults[name]) or "none")

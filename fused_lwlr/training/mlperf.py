@@ -19,9 +19,9 @@ FIELDS = ("lr", "warmup_epochs", "weight_decay", "momentum", "epochs")
 def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """The fields that the table has for a batch size, and a note about them.
 
-    Unless the user has given epochs or steps, the training has the steps of the table, for warm-up and in all. An epoch
-    of a training leaves out the last images, and an epoch of the table does not. Between two rows all numbers are
-    interpolated over the logarithm of the batch size; decay as epochs.
+    Unless epochs or steps are given, warm-up and training have the table's numbers of steps. An epoch of the table has
+    all images; an epoch of a training drops the incomplete last batch. Between two rows all numbers are interpolated
+    over the logarithm of the batch size; decay as epochs.
 
     Args:
         given: fields that the user has given. With all of `FIELDS` any batch size goes; otherwise one outside of the

@@ -2,15 +2,13 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fused_lwlr.training import mlperf
-from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
-from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_in_memory, is_pretrained, is_text
+from fused_lwlr.training.defaults import implied_defaults, is_pretrained, small_model_defaults
+from fused_lwlr.training.recipe import Recipe, is_in_memory, is_text, without_effect
 from fused_lwlr.training.recipe_file import tomllib
-from fused_lwlr.training.recipe_rules import implied, without_effect
 
 
 class Preset(NamedTuple):
@@ -86,15 +84,15 @@ def resolve(
         close = difflib.get_close_matches(preset, PRESETS, n=2)
         hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
-    fields = dict(PRESETS[preset].fields) if preset is not None else small(overrides)
+    fields = dict(PRESETS[preset].fields) if preset is not None else small_model_defaults(overrides)
     if preset is not None and PRESETS[preset].single_lr is not None and overrides.get("rates") == "single":
         fields["lr"] = PRESETS[preset].single_lr
     if "lr" in overrides and "lr_scaling" not in overrides:
         fields["lr_scaling"] = "none"
-    scaled = fields.get("scaling") == "lars" and preset is not None
-    if scaled and (batch_size := _batch_size({**fields, **overrides})):
-        found, text = mlperf.fields_of(batch_size, overrides)
-        fields |= found
+    by_table = fields.get("scaling") == "lars" and preset is not None
+    if by_table and (batch_size := _batch_size({**fields, **overrides})):
+        of_table, text = mlperf.fields_of(batch_size, overrides)
+        fields |= of_table
         if text:
             note(text)
     elif preset is not None and _fixed_rate(fields, overrides):
@@ -103,7 +101,7 @@ def resolve(
             f"it: give --lr-scaling linear or sqrt to scale it to --batch-size {overrides['batch_size']}, or --lr."
         )
     # options that follow from the user's choice override the preset
-    merged = {**fields, **implied(overrides), **overrides}
+    merged = {**fields, **implied_defaults(overrides), **overrides}
     if "init" not in overrides and is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
         merged["init"] = "model"
         note("The weights are pretrained: training starts from them as they are (--init model).")
@@ -114,7 +112,7 @@ def resolve(
     if preset is not None and (is_in_memory(data) or is_text(data)):
         note(f"--preset {preset} is for photographs: replace its options that have no meaning for --data {data}.")
     # fields of the preset that belong to another choice than the user's
-    for name in without_effect(merged, DEFAULTS):
+    for name in without_effect(merged):
         if name not in overrides:
             del merged[name]
     return Recipe.from_dict(merged, where)
@@ -132,22 +130,3 @@ def _batch_size(fields: Mapping[str, Any]) -> int:
         return int(fields["batch_size"])
     except (OverflowError, TypeError, ValueError):
         return 0  # validation refuses the value in the user's spelling
-
-
-def small(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for a small model and the embedded images, as far as the options determine them."""
-    optimizer = str(asked.get("optimizer", "sgd"))
-    fields: dict[str, Any] = {"weight_decay": WEIGHT_DECAY.get(optimizer, 0.0)}
-    if optimizer in WEIGHT_DECAY:
-        fields["lr"] = learning_rate(str(asked.get("model", "resnet")), optimizer)
-    with suppress(TypeError, ValueError):  # validation refuses other values in the user's spelling
-        fields["warmup_epochs"] = float(asked.get("epochs", 20.0)) / 10
-    if asked.get("data") == "fashion-mnist":
-        fields["augmentation"] = "basic"
-    if asked.get("scaling", "none") != "none":
-        fields["rates"] = "single"
-    single = {**fields, **implied(asked), **asked}.get("rates") == "single"
-    pretrained = is_pretrained(asked.get("pretrained"), asked.get("model_args", ()))
-    if pretrained or (single and str(asked.get("model", "")).startswith("timm:")):
-        fields["init"] = "model"
-    return fields

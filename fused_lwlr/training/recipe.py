@@ -23,7 +23,8 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from fused_lwlr.training.recipe_rules import check, implied, place, readable
+from fused_lwlr.training.defaults import implied_defaults, is_pretrained
+from fused_lwlr.training.recipe_rules import ONLY, check, place, readable
 
 
 def _split(value: Any) -> Any:
@@ -45,10 +46,10 @@ def _known_augmentation(value: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1, le=10**12)]
-Part = Annotated[float, Field(ge=0, lt=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Side = Annotated[int, Field(ge=4, le=10**6)]
-Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
+Pair = Annotated[tuple[FractionBelowOne, FractionBelowOne], BeforeValidator(_split)]
 Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
@@ -155,18 +156,18 @@ class Recipe:
         shown="none; basic with fashion-mnist",
         metavar="none|basic|strong|three|rand-...",
     )
-    crop_scale: Share = _data(0.08, "Smallest part of an image that a random crop keeps.")
+    crop_scale: PositiveFraction = _data(0.08, "Smallest part of an image that a random crop keeps.")
     color_jitter: NonNegativeFloat = _data(0.0, "Strength of random brightness, contrast and saturation.")
     interpolation: Literal["bicubic", "bilinear", "random"] = _data(
         "bicubic", "How images are resized; random draws one for each training image, and tests with bilinear."
     )
-    random_erasing: Part = _data(0.0, "Part of the training images in which a rectangle is erased.")
+    random_erasing: FractionBelowOne = _data(0.0, "Part of the training images in which a rectangle is erased.")
     repeats: Count = _data(
         1, "Repeated augmentation: copies of an image in a batch, each augmented differently. Epochs stay as long."
     )
     mixup: NonNegativeFloat = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
     cutmix: NonNegativeFloat = _data(0.0, "Strength of CutMix; 0 for none.")
-    crop_pct: Share = _data(0.875, "Part of a side that the validation crop keeps.")
+    crop_pct: PositiveFraction = _data(0.875, "Part of a side that the validation crop keeps.")
     mean: Channels = _data((0.485, 0.456, 0.406), "Mean of each channel, to subtract.", metavar="R,G,B")
     std: Channels = _data((0.229, 0.224, 0.225), "Standard deviation of each channel, to divide by.", metavar="R,G,B")
     corrupt: Literal["refuse", "skip"] = _data(
@@ -182,22 +183,22 @@ class Recipe:
     loss: Literal["ce", "bce"] = _loss(
         "ce", "Cross entropy, or binary cross entropy of each class for itself, averaged over classes."
     )
-    bce_threshold: Part | None = _loss(
+    bce_threshold: FractionBelowOne | None = _loss(
         None, "Classes of a mixed image with more than this count as 1, and the others as 0.", shown="none: parts count"
     )
-    label_smoothing: Part = _loss(0.0, "Part of each label that is spread over all classes.")
+    label_smoothing: FractionBelowOne = _loss(0.0, "Part of each label that is spread over all classes.")
 
     optimizer: Literal["sgd", "adamw", "lion"] = _optimizer("sgd", "SGD with momentum, AdamW, or Lion.")
     lr: NonNegativeFloat = _optimizer(
         0.1,
-        "Peak learning rate. One that is given is not scaled with the batch size, unless --lr-scaling is given too.",
+        "Peak learning rate. If you give it, it is not scaled with the batch size, unless you also give --lr-scaling.",
         shown="what suits model and optimizer",
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = _optimizer(
         "none", "How --lr changes from --lr-batch-size to --batch-size."
     )
     lr_batch_size: Count = _optimizer(256, "With --lr-scaling: the batch size to which --lr belongs.")
-    momentum: Part = _optimizer(0.9, "Momentum of SGD.")
+    momentum: FractionBelowOne = _optimizer(0.9, "Momentum of SGD.")
     nesterov: bool = _optimizer(False, "Nesterov momentum of SGD.")
     lr_in_momentum: bool = _optimizer(False, "Keep the learning rate in the momentum buffer, as MLPerf does.")
     rescale_weights: bool = _optimizer(
@@ -270,11 +271,12 @@ class Recipe:
         shown="class token and position embedding, if they start at zero",
         metavar="PATTERN",
     )
-    layer_decay: Share | None = _optimizer(
+    layer_decay: PositiveFraction | None = _optimizer(
         None, "Multiply the rate by this from each block to the one before it, to fine-tune."
     )
-    ema: Part | None = _optimizer(
-        None, "Decay of an average of the weights, which the step itself keeps; it is tested as well."
+    ema: FractionBelowOne | None = _optimizer(
+        None,
+        "Decay of a moving average of the weights (EMA), which the optimizer's step updates. Evaluations test it too.",
     )
 
     epochs: Annotated[float, Field(gt=0, le=1e9)] = _schedule(20.0, "Passes over the training data.")
@@ -284,10 +286,10 @@ class Recipe:
     warmup_epochs: NonNegativeFloat = _schedule(
         0.0, "Epochs in which the learning rate rises.", shown="a tenth of the epochs"
     )
-    warmup_bound: Share | None = _schedule(
+    warmup_bound: PositiveFraction | None = _schedule(
         None,
-        "With sgd: warm-up at this part of the bound √2 / E, measured in each step, and at most at --lr. E is the "
-        "largest ‖g‖ / ‖w‖ of the scale-invariant weights.",
+        "With sgd: in the warm-up, lr is this fraction of √2 / E, at most --lr. E, the largest ‖g‖ / ‖w‖ of the "
+        "scale-invariant weights, is measured in each step.",
         shown="none: the rate rises by equal steps",
     )
     schedule: Literal["cosine", "polynomial", "step"] = _schedule(
@@ -302,7 +304,7 @@ class Recipe:
     batch_size: Count = _schedule(64, "Images, or sequences of text, in a step, of all processes together.")
     micro_batch: Count | None = _schedule(
         None,
-        "Largest number of images or sequences in a pass of a process; the gradients of its passes make a step.",
+        "Images or sequences that a process takes at a time, at most; their gradients are accumulated.",
         shown="all of a process's part",
     )
     amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
@@ -332,7 +334,7 @@ class Recipe:
         "Keep the weights, or their averages, with the best validation as model_best.pt: with the highest top-1 "
         "accuracy, or of text with the lowest loss.",
     )
-    target_top1: Share | None = _run(
+    target_top1: PositiveFraction | None = _run(
         None,
         "End the training after the first evaluation with this top-1 accuracy, such as 0.759; exit with 3 if none "
         "has it.",
@@ -345,11 +347,11 @@ class Recipe:
     @classmethod
     def _complete(cls, given: ArgsKwargs) -> ArgsKwargs:
         values = given.kwargs or {}
-        return ArgsKwargs(given.args, {**implied(values), **values})
+        return ArgsKwargs(given.args, {**implied_defaults(values), **values})
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        check(self, DEFAULTS)
+        check(self, DEFAULTS, without_effect(dataclasses.asdict(self)))
         return self
 
     @property
@@ -422,6 +424,15 @@ FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
 DEFAULTS: dict[str, Any] = {name: field.default for name, field in FIELDS.items()}
 
 
+def without_effect(values: Mapping[str, Any]) -> list[str]:
+    """The fields that differ from their defaults and have no effect with the choices of the others, see `ONLY`."""
+    whole = {**DEFAULTS, **values}
+    return [
+        name for name, (other, choices) in ONLY.items()
+        if whole[name] != DEFAULTS[name] and whole[other] not in choices
+    ]  # fmt: skip
+
+
 def is_text(data: str) -> bool:
     """Whether data, by their name, are text."""
     return data == "python-docs" or data.startswith(("text:", "hf:", "pairs:"))
@@ -435,9 +446,3 @@ def is_in_memory(data: str) -> bool:
 def is_path(data: str) -> bool:
     """Whether data, by their name, are a folder or tar files of images."""
     return not (is_text(data) or is_in_memory(data) or data == "synthetic")
-
-
-def is_pretrained(pretrained: Any, model_args: Any) -> bool:
-    """Whether these fields, or their strings, ask for a model with trained weights."""
-    given = dict(str(text).partition("=")[::2] for text in model_args) if isinstance(model_args, (list, tuple)) else {}
-    return bool(pretrained) or given.get("pretrained", "False") not in ("False", "0") or "checkpoint_path" in given

@@ -1,7 +1,7 @@
 """The rules between fields of a recipe: choices that exclude each other, and fields that need another choice."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _CHOICES: tuple[tuple[str, tuple[Any, ...], tuple[str, ...]], ...] = (
@@ -59,25 +59,21 @@ def readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
     return f"{place(str(error['loc'][0]), where)} {shown}: {message}"
 
 
-def implied(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields whose defaults follow from fields that were given, and differ from the defaults of a recipe."""
-    found: dict[str, Any] = {}
-    if given.get("optimizer") == "lion":
-        found["betas"] = (0.9, 0.99)
-    if given.get("weights") is not None:
-        found["init"] = "model"
-    if given.get("layer_decay") is not None:
-        found["rates"] = "single"
-    return found
+def fields_of_choice(field: str, choice: str) -> list[str]:
+    """The fields of `ONLY` that act with a choice of another field."""
+    return [name for name, (other, choices) in ONLY.items() if other == field and choice in choices]
 
 
-def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
-    """Raise ValueError if a field is excluded by another field, or needs another choice of it."""
-    values = dataclasses.asdict(recipe)
-    for name, value in values.items():
+def check(recipe: Any, defaults: Mapping[str, Any], without_effect: Iterable[str]) -> None:
+    """Raise ValueError if a field is excluded by another field, or needs another choice of it.
+
+    Args:
+        without_effect: the fields of `ONLY` that are given, and need another choice.
+    """
+    for name, value in dataclasses.asdict(recipe).items():
         if value in ("", "text:", "pairs:", "idx:", "hf:"):  # as of a variable of the shell that is not set
             raise ValueError(f"{f'{flag(name)} {value}'.strip()} is empty: give a value, or leave it out")
-    for name in without_effect(values, defaults):
+    for name in without_effect:
         other, choices = ONLY[name]
         if choices == (True,):
             raise ValueError(f"{flag(name)} needs {flag(other)}")
@@ -173,11 +169,3 @@ def _check_optimizer(recipe: Any) -> None:
         )
     if recipe.master_weights and recipe.fsdp:
         raise ValueError("--master-weights does not go with --fsdp, which needs weights of one dtype: leave one out")
-
-
-def without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """The fields that differ from their defaults and have no effect with the choices of the others, see `ONLY`."""
-    return [
-        name for name, (other, choices) in ONLY.items()
-        if values.get(name, defaults[name]) != defaults[name] and values.get(other, defaults[other]) not in choices
-    ]  # fmt: skip

@@ -11,7 +11,10 @@ def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 
 
 def warmup_steps(recipe: Recipe, steps_per_epoch: int) -> int:
-    """Steps of warm-up, at most all but one: with `steps` the part of them that it has of `epochs`."""
+    """Returns the number of warm-up steps, at most all but one.
+
+    With `steps`, warm-up keeps the fraction of the training that `warmup_epochs` is of `epochs`.
+    """
     total = total_steps(recipe, steps_per_epoch)
     if recipe.steps is None:
         return min(round(recipe.warmup_epochs * steps_per_epoch), total - 1)

@@ -24,16 +24,13 @@ from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import find, matches, split_name, with_parameters
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import gather_to_rank0, on_rank0
-from fused_lwlr.training.recipe import Recipe, is_path
-from fused_lwlr.training.recipe_rules import ONLY
+from fused_lwlr.training.recipe import FIELDS, Recipe, is_path
+from fused_lwlr.training.recipe_rules import fields_of_choice
 
 Data = TypeVar("Data", Splits, Text)
 Named = tuple[str, nn.Parameter]
-OF_IMAGES = (
-    "val_data", "augmentation", "corrupt", "random_erasing", "crop_scale", "color_jitter", "interpolation", "crop_pct",
-    "test_size", "mean", "std",
-)  # fmt: skip
-"""Fields that are arguments of `open_data`."""
+OF_IMAGES = tuple(name for name in inspect.signature(open_data).parameters if name in FIELDS and name != "image_size")
+"""Fields that are arguments of `open_data`, in addition to the side of the images."""
 SCALINGS: dict[str, type[Scaling]] = {
     "elr": fused_lwlr.ELR, "lars": fused_lwlr.LARS, "larc": fused_lwlr.LARC, "lamb": fused_lwlr.LAMB,
     "ng": fused_lwlr.NormalizedGradient, "hyperball": fused_lwlr.Hyperball, "floor": fused_lwlr.UpdateFloor,
@@ -52,15 +49,15 @@ SHARED = ("weight_decay", "clip_global_norm", "nonfinite", "ema", "cautious_deca
 
 
 def load_data(recipe: Recipe) -> Splits | Text:
-    """The data of a recipe, which must be the same in all processes, also on machines with separate copies."""
+    """The data of a recipe, which must be the same on all ranks, also on machines with separate copies."""
     if recipe.is_text:
         names = ("context", "vocabulary", "tokenizer", "val_data")
         return _same_on_all_ranks(open_text(recipe.data, **{name: getattr(recipe, name) for name in names}))
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
-    found = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
+    splits = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
     if recipe.loader is not None:
-        check_splits(found, f"--loader {recipe.loader}")
-    return _same_on_all_ranks(found)
+        check_splits(splits, f"--loader {recipe.loader}")
+    return _same_on_all_ranks(splits)
 
 
 def check_out(data: str, out: str | Path, option: str = "--out", *, is_file: bool = False) -> None:
@@ -89,16 +86,16 @@ def check_out(data: str, out: str | Path, option: str = "--out", *, is_file: boo
 
 
 def _same_on_all_ranks(data: Data) -> Data:
-    found = gather_to_rank0(
+    sets = gather_to_rank0(
         f"{len(data.train)} {data.example} to train, {len(data.val)} to test and {len(data.classes)} classes in "
         f"{data.name}, of names and sizes {data.fingerprint}"
     )
 
     def check() -> None:
-        for rank, theirs in enumerate(found):
-            if theirs != found[0]:
+        for rank, theirs in enumerate(sets):
+            if theirs != sets[0]:
                 raise ValueError(
-                    f"process {rank} found {theirs}; process 0 found {found[0]}: all need the same {data.example}"
+                    f"process {rank} found {theirs}; process 0 found {sets[0]}: all need the same {data.example}"
                 )
 
     on_rank0(check)
@@ -199,19 +196,22 @@ def _decayed_by_depth(recipe: Recipe, model: nn.Module, decay: float) -> dict[st
 def split_by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:
     """The parameters with weight decay, and the others."""
     included, matrices = _included(recipe, model), recipe.decay == "matrices"
-    found: tuple[list[Named], list[Named]] = [], []
+    decayed: list[Named] = []
+    spared: list[Named] = []
     for name, param in model.named_parameters():
-        found[not included(name, param) or (matrices and param.dim() < 2)].append((name, param))
-    return found
+        if included(name, param) and not (matrices and param.dim() < 2):
+            decayed.append((name, param))
+        else:
+            spared.append((name, param))
+    return decayed, spared
 
 
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
     """The layer-wise scaling of a recipe, for the layers that it acts on by default, without excluded ones."""
     if recipe.scaling == "none":
         return None
-    names = [name for name, (other, choices) in ONLY.items() if other == "scaling" and recipe.scaling in choices]
-    given = {name: getattr(recipe, name) for name in names}
-    scaling = SCALINGS[recipe.scaling](**{name: value for name, value in given.items() if value is not None})
+    options = {name: getattr(recipe, name) for name in fields_of_choice("scaling", recipe.scaling)}
+    scaling = SCALINGS[recipe.scaling](**{name: value for name, value in options.items() if value is not None})
     chosen: Any = (lambda name, param: matches(name, recipe.select)) if recipe.select else scaling.select
     return replace(scaling, select=lambda name, param: chosen(name, param) and included(name, param))
 
@@ -239,14 +239,14 @@ def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
             f"--rates {path}: there is no such file; give one that calibrate wrote, single or layerwise"
         )
     try:
-        found = LayerRates.from_json(path)
+        rates = LayerRates.from_json(path)
     except ValueError as error:
         raise ValueError(f"--rates {error}") from error
-    names, own = {split_name(name)[0] for name in found}, {name for name, _ in model.named_parameters()}
+    names, own = {split_name(name)[0] for name in rates}, {name for name, _ in model.named_parameters()}
     if names != own:
         lacks = f"which has no {min(names - own)}" if names - own else f"whose layer {min(own - names)} is not in it"
         raise ValueError(f"--rates {path} is not for --model {recipe.model}, {lacks}: calibrate this model")
-    return found
+    return rates
 
 
 def left_out_of_rates(recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
