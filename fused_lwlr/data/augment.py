@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, pixels_of
+from fused_lwlr.data.decode import pixels_of
 from fused_lwlr.integrations.extras import import_timm
 
 Transform = Callable[[Any], Tensor]  # a Pillow image in RGB -> (3, image_size, image_size), uint8
@@ -22,11 +22,11 @@ def training_transform(
     image_size: int,
     random_erasing: float,
     *,
-    crop_scale: float = 0.08,
-    color_jitter: float = 0.0,
-    interpolation: str = "bicubic",
-    mean: Tensor = RGB_MEAN,
-    std: Tensor = RGB_STD,
+    crop_scale: float,
+    color_jitter: float,
+    interpolation: str,
+    mean: Tensor,
+    std: Tensor,
 ) -> Transform:
     """The transform of training images; with `augmentation` other than "none" it draws random numbers.
 
@@ -61,7 +61,7 @@ def training_transform(
     return partial(_erased, transform=transform, erase=erase, mean=mean, std=std)
 
 
-def validation_transform(image_size: int, crop_pct: float, interpolation: str = "bicubic") -> Transform:
+def validation_transform(image_size: int, crop_pct: float, interpolation: str) -> Transform:
     """Resize the shorter side to `image_size / crop_pct` pixels and crop the middle; timm's, to the bit."""
     shorter = int(image_size / crop_pct)
     return partial(_resized, image_size=image_size, shorter=shorter, resample=_resample(interpolation))

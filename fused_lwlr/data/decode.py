@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# mean and standard deviation of ImageNet, which models for photographs commonly use
-RGB_MEAN, RGB_STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Mean and standard deviation of ImageNet's channels, which models for photographs commonly use."""
+RGB_MEAN, RGB_STD = torch.tensor(MEAN), torch.tensor(STD)
 
 
 def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
@@ -52,12 +53,12 @@ def pixels_of(image: Any) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def normalized(pixels: Tensor, mean: Tensor = RGB_MEAN, std: Tensor = RGB_STD) -> Tensor:
+def normalized(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Images of shape (..., 3, height, width) as float32 with mean 0 and deviation 1, on their device.
 
     Args:
         pixels: uint8.
-        mean, std: of the pixels of each channel, on a scale from 0 to 1; ImageNet's by default.
+        mean, std: of the pixels of each channel, on a scale from 0 to 1.
     """
     # a blocking copy would make the host wait for all queued work of the GPU
     mean, std = (channels.to(pixels.device, non_blocking=True)[:, None, None] for channels in (mean, std))

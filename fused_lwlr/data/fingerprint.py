@@ -1,4 +1,4 @@
-"""A short text that differs where data differ: with it a run that is continued finds that its data have changed."""
+"""Fingerprints of data, by which a resumed run detects that its data have changed."""
 
 import hashlib
 from collections.abc import Iterator

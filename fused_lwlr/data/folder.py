@@ -14,31 +14,31 @@ KINDS = (
     "pairs:FILE"
 )  # fmt: skip
 """Other data than folders of images."""
-VALIDATION = ("val", "validation", "test")
+VALIDATION_FOLDERS = ("val", "validation", "test")
 """Names that the folder of images for validation may have."""
-PARTS = ("train", "training", "valid", *VALIDATION)
+PARTS = ("train", "training", "valid", *VALIDATION_FOLDERS)
 """Names of parts of a data set, in lower case."""
 
 
 @dataclass(frozen=True)
 class Listing(Generic[T]):
-    """Images for training and for testing, a list for each of the classes, which are sorted by name.
+    """Images for training and for validation, a list for each of the classes, which are sorted by name.
 
     Attributes:
-        tested: the source of the images for testing.
+        val_source: the source of the images for validation.
     """
 
     classes: tuple[str, ...]
     train: list[list[T]]
-    test: list[list[T]]
-    tested: str
+    val: list[list[T]]
+    val_source: str
 
 
 def scan(path: Path) -> Listing[str]:
     """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with such sub-folders.
 
     `validation/` or `test/` may replace `val/`; `val/` is preferred to `test/`. Without any of them
-    every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
+    every fifth image of a class is for validation. Images may lie in sub-folders of a class; names
     that begin with a dot are left out. No file is opened, and only names are read.
     """
     if not path.is_dir():
@@ -70,18 +70,18 @@ def scan(path: Path) -> Listing[str]:
 
 
 def every_fifth(names: tuple[str, ...], classes: list[list[T]], where: str, instead: str) -> Listing[T]:
-    """Every fifth image of each class for testing, and the others for training."""
-    train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in classes], [of[4::5] for of in classes]
-    if not any(test):
+    """Every fifth image of each class for validation, and the others for training."""
+    train, val = [[f for i, f in enumerate(of) if i % 5 != 4] for of in classes], [of[4::5] for of in classes]
+    if not any(val):
         raise ValueError(
             f"{where} has no class of five images, so no image is left for testing: add images, or {instead}"
         )
-    return Listing(names, train, test, f"every fifth image of each class in {where}")
+    return Listing(names, train, val, f"every fifth image of each class in {where}")
 
 
 def _validation(path: Path) -> Path | None:
     """The folder of images for validation, or None."""
-    found = [path / name for name in VALIDATION if (path / name).is_dir()]
+    found = [path / name for name in VALIDATION_FOLDERS if (path / name).is_dir()]
     if len(found) > 1 and found[1].name == "validation":
         raise ValueError(f"{path} has val and validation: remove one of them, or rename it")
     return found[0] if found else None
@@ -131,7 +131,7 @@ def _entries(folder: str) -> list[tuple[str, str, bool]]:
         with os.scandir(folder) as entries:
             return sorted((e.name, e.path, e.is_dir()) for e in entries if not e.name.startswith("."))
     except OSError as error:
-        raise ValueError(f"cannot list {error.filename}: {error.strerror}; can it be read, and its links?") from error
+        raise ValueError(f"cannot list {error.filename}: {error.strerror}; check its permissions and links") from error
 
 
 def _some(names: list[str]) -> str:

@@ -10,7 +10,7 @@ HUB = "hf:"
 COLUMN = "text"
 TOGETHER = 1000
 """Documents that are read at once."""
-VALIDATION = ("validation", "test")
+VALIDATION_SPLITS = ("validation", "test")
 """Names of splits for validation; the first existing one is used."""
 
 
@@ -50,7 +50,7 @@ def open_documents(source: str) -> list[Any]:
                 f"data={source} has no column {COLUMN!r} but {', '.join(split.column_names)}: rename one, and save it "
                 "with save_to_disk"
             )
-    return [splits["train"], *[splits[name] for name in VALIDATION if name in splits][:1]]
+    return [splits["train"], *[splits[name] for name in VALIDATION_SPLITS if name in splits][:1]]
 
 
 def texts(split: Any) -> Iterator[str]:

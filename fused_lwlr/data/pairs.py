@@ -61,7 +61,7 @@ class PairSplit(Split):
                 inputs[at, 0, : len(source)] = source
                 inputs[at, 1, 1 : len(target)] = target[:-1]
                 targets[at, : len(target)] = target
-        return Loaded(inputs, targets, (), None)
+        return Loaded(inputs, targets)
 
 
 def read_pairs(path: str) -> Lines:

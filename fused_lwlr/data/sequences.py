@@ -82,9 +82,9 @@ class Sequences(Split):
             try:
                 read = self.tokens[start:stop]
             except (OSError, ValueError) as error:
-                return Loaded(inputs, targets, (), f"the text cannot be read any more: {error}")
+                return Loaded(inputs, targets, error=f"the text cannot be read any more: {error}")
             if len(read) != stop - start:
-                return Loaded(inputs, targets, (), "the text is shorter than it was when the run began")
+                return Loaded(inputs, targets, error="the text is shorter than it was when the run began")
             ids = torch.from_numpy(read.astype(np.int64))
             inputs[at, : len(ids) - 1], targets[at, : len(ids) - 1] = ids[:-1], ids[1:]
-        return Loaded(inputs, targets, (), None)
+        return Loaded(inputs, targets)

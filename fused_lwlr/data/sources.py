@@ -23,12 +23,12 @@ HOPELESS = 100
 
 
 class Loaded(NamedTuple):
-    """A micro-batch on the host, or an error message: an exception of a worker would include its traceback."""
+    """A micro-batch on the host, or an error as text, because an exception in a worker would carry its traceback."""
 
     inputs: Tensor  # (images, channels, image_size, image_size), uint8 to be normalized, or float32
     targets: Tensor  # (images,), int64; -1 where there is no image
-    skipped: tuple[str, ...]  # paths that could not be read
-    error: str | None
+    skipped: tuple[str, ...] = ()  # paths that could not be read
+    error: str | None = None
 
 
 class Split(Dataset[Loaded]):
@@ -70,13 +70,13 @@ class Splits(DataSet):
     Attributes:
         example: the name of the elements of a batch: "images", or "sequences" of a text.
         unit: the name of the elements of a mean loss: "images", or "tokens" of a text.
-        tested: the source of the images for validation, or empty.
+        val_source: the source of the images for validation, or empty.
         plain: the images for training without augmentation; None where a loader does not give them.
     """
 
     channels: int
     image_size: int
-    tested: str = ""
+    val_source: str = ""
     plain: Split | None = None
 
     example: ClassVar[str] = "images"
@@ -199,7 +199,7 @@ class Transformed(Split):
                     copy = wanted.copies[at] if wanted.copies else 0
                     seed_globals(sequence(IMAGE, wanted.seed, wanted.epoch, index, *([copy] if copy else [])))
                     inputs[at], targets[at] = self.transform(image), self.pictures.target(found)
-        return Loaded(inputs, targets, tuple(skipped), None)
+        return Loaded(inputs, targets, tuple(skipped))
 
     def _open(self, index: int, skipped: list[str]) -> tuple[int, Any]:
         """An image and its index; None for padding, and for an unreadable image that is not replaced."""
@@ -242,7 +242,7 @@ class Tensors(Split):
         indices = torch.tensor(wanted.indices)
         present = indices >= 0
         inputs = torch.where(present[:, None, None, None], self.prepared(self.inputs[indices], wanted), 0)
-        return Loaded(inputs, torch.where(present, self.targets[indices], -1), (), None)
+        return Loaded(inputs, torch.where(present, self.targets[indices], -1))
 
     def prepared(self, inputs: Tensor, wanted: MicroBatch) -> Tensor:
         """The images of a micro-batch after their transform."""

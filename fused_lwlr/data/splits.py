@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from fused_lwlr.data.augment import training_transform, validation_transform
+from fused_lwlr.data.decode import MEAN, STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
@@ -29,8 +30,8 @@ def open_data(
     interpolation: str = "bicubic",
     crop_pct: float = 0.875,
     test_size: int | None = None,
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-    std: tuple[float, ...] = (0.229, 0.224, 0.225),
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
     """A data set of images by its name or path; the help of `fused-lwlr train` describes options of the same names.
@@ -75,7 +76,7 @@ def open_data(
         return _in_memory(str(source), image_size, augmentation, test_size)
     if image_size is None:
         raise ValueError("image_size=None is for the digits and IDX files: give the side of the images in pixels")
-    name, classes, train, val, tested = _pictures(source, image_size, val_data, synthetic)
+    name, classes, train, val, val_source = _pictures(source, image_size, val_data, synthetic)
     skip = corrupt == "skip"
     statistics = torch.tensor(mean), torch.tensor(std)
     crop = training_transform(
@@ -84,17 +85,17 @@ def open_data(
     )  # fmt: skip
     test_size = test_size or image_size
     middle = validation_transform(test_size, crop_pct, interpolation)
-    plain, tests = (
+    plain, validation = (
         Transformed(part, middle, test_size, skip=skip, replace=False, statistics=statistics) for part in (train, val)
     )
     return Splits(
         name,
         Transformed(train, crop, image_size, skip=skip, replace=True, statistics=statistics),
-        tests,
+        validation,
         classes,
         channels=3,
         image_size=image_size,
-        tested=tested,
+        val_source=val_source,
         plain=plain,
     )
 
@@ -113,9 +114,9 @@ def _pictures(
         return "synthetic (random images and labels)", classes, train, val, ""
     if name.endswith(".tar"):
         members = scan_shards(name, val_data)
-        return name, members.classes, Members(members.train), Members(members.test), members.tested
-    found = scan(Path(source))
-    return name, found.classes, Files(found.train), Files(found.test), found.tested
+        return name, members.classes, Members(members.train), Members(members.val), members.val_source
+    listing = scan(Path(source))
+    return name, listing.classes, Files(listing.train), Files(listing.val), listing.val_source
 
 
 def _in_memory(source: str, image_size: int | None, augmentation: str, test_size: int | None) -> Splits:
@@ -124,9 +125,9 @@ def _in_memory(source: str, image_size: int | None, augmentation: str, test_size
         raise ValueError(f"augmentation={augmentation!r} is for photographs: the {source} take augmentation='none'")
     if source == "digits":
         train, val = digits(image_size or 8)
-        found = Splits(source, train, val, tuple("0123456789"), channels=1, image_size=image_size or 8, plain=train)
+        splits = Splits(source, train, val, tuple("0123456789"), channels=1, image_size=image_size or 8, plain=train)
     else:
-        found = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
-    if test_size not in (None, found.image_size):
-        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {found.image_size} pixels")
-    return found
+        splits = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
+    if test_size not in (None, splits.image_size):
+        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {splits.image_size} pixels")
+    return splits

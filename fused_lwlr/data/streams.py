@@ -43,8 +43,9 @@ class Stream(Split):
         count: images of the split, of all processes together.
         batches: the batches of a `Part`, each of `inputs`, (images, channels, image_size, image_size), float32 as
             inputs of the model, or uint8 to be normalized, and `targets`, (images,), int64. In training each has the
-            requested number of images; when the batches end, as after an epoch, the function is called again from there
-            on. In validation a process gets its part of the images once; images with target -1 do not count.
+            requested number of images; when the batches end, as after an epoch, the function is called again, with
+            `start` at the next batch. In validation a process gets its part of the images once; images with target -1
+            do not count.
     """
 
     def __init__(self, count: int, batches: Callable[[Part], Iterable[Pair]]) -> None:
@@ -57,7 +58,7 @@ class Stream(Split):
         raise TypeError("images of a stream come in its own order, and not by index")
 
     def train(self, sampler: MicroBatchSampler, device: torch.device, workers: int) -> Iterator[Pair]:
-        """The number of batches of the sampler.
+        """Yields as many batches as the sampler has.
 
         Raises:
             ValueError: the loader is empty.

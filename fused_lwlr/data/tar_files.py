@@ -62,7 +62,7 @@ def scan_shards(data: str, val_data: str | None) -> Listing[Member]:
 
     Args:
         data: a tar file, or a pattern of several: `shards-{000..146}.tar`.
-        val_data: the same for testing; without it, every fifth image of a class is for testing.
+        val_data: the same for validation; without it, every fifth image of a class is for validation.
     """
     train = _by_class(data)
     if len(train) < 2:
@@ -70,10 +70,10 @@ def scan_shards(data: str, val_data: str | None) -> Listing[Member]:
     names = tuple(map(str, range(len(train))))
     if val_data is None:
         return every_fifth(names, train, data, "val_data")
-    test = _by_class(val_data)
-    if len(test) > len(train):
-        raise ValueError(f"{val_data} has class {len(test) - 1}, but {data} only classes up to {len(train) - 1}")
-    return Listing(names, train, test + [[] for _ in train[len(test) :]], val_data)
+    val = _by_class(val_data)
+    if len(val) > len(train):
+        raise ValueError(f"{val_data} has class {len(val) - 1}, but {data} only classes up to {len(train) - 1}")
+    return Listing(names, train, val + [[] for _ in train[len(val) :]], val_data)
 
 
 def expand(pattern: str) -> list[str]:

@@ -17,7 +17,7 @@ from fused_lwlr.data.sequences import MappedFiles, Sequences, Tokens
 from fused_lwlr.data.sources import DataSet
 from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 
-VALIDATION = 0.08
+VALIDATION_FRACTION = 0.08
 """Fraction of a text for validation, at its end."""
 PYTHON_DOCS = "python-docs"
 FILES = "text:"
@@ -79,23 +79,28 @@ def open_text(
         raise ValueError(f"tokenizer={tokenizer} and vocabulary={vocabulary} exclude each other: give one")
     if source.startswith(PAIRS):
         train, val, classes = open_pairs(
-            source, context=context, vocabulary=vocabulary, tokenizer=tokenizer, val_data=val_data, share=VALIDATION
+            source,
+            context=context,
+            vocabulary=vocabulary,
+            tokenizer=tokenizer,
+            val_data=val_data,
+            share=VALIDATION_FRACTION,
         )
         return Text(source, train, val, classes, context, "pairs")
     name, parts, classes = _tokens(source, vocabulary, tokenizer)
     if len(parts) == 1:
-        [tokens], cut = parts, len(parts[0]) - int(VALIDATION * len(parts[0]))
+        [tokens], cut = parts, len(parts[0]) - int(VALIDATION_FRACTION * len(parts[0]))
         splits = (tokens, 0, cut), (tokens, cut, len(tokens))
     else:
         splits = (parts[0], 0, len(parts[0])), (parts[1], 0, len(parts[1]))
-    sequences, tested = (Sequences(*splits[i], context, shifted=i == 0) for i in range(2))
-    if not len(sequences) or not len(tested):
+    training, validation = (Sequences(*splits[i], context, shifted=i == 0) for i in range(2))
+    if not len(training) or not len(validation):
         kind = "tokens" if tokenizer is not None else vocabulary
         raise ValueError(
             f"context={context} is too much for {name} with {sum(map(len, parts))} {kind}: it needs at least "
             f"{2 * context} for training. Give a longer text, or a shorter context"
         )
-    return Text(name, sequences, tested, classes, context)
+    return Text(name, training, validation, classes, context)
 
 
 def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, list[Tokens], tuple[str, ...]]:

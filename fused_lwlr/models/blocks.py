@@ -52,7 +52,10 @@ class Arguments:
         return nn.LayerNorm(width) if self.layernorm == "every" else nn.Identity()
 
     def head(self, embedding: nn.Embedding) -> nn.Linear:
-        """The layer that gives logits; a tied embedding is drawn again, so that they begin with a variance of one."""
+        """The layer that gives logits.
+
+        A tied embedding is redrawn with variance 1 / width, so that logits start with variance one.
+        """
         head = nn.Linear(self.width, embedding.num_embeddings, bias=False)
         if self.tied:
             head.weight = embedding.weight

@@ -58,10 +58,10 @@ def build(
         of_pairs = named is not None and named[1] == "seq2seq"
         kind = "pairs: give data=pairs:FILE" if of_pairs else "text: give data=python-docs or data=text:FILE"
         raise ValueError(f"model={name} is for {kind}, or another model")
-    check_name(name)
     if name.startswith("timm:"):
+        check_name(name)
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
-    match, make = next((match, make) for pattern, make in MODELS if (match := re.fullmatch(pattern, name)))
+    match, make = _matched(name)
     return make(match, image_size=image_size, channels=channels, classes=classes)
 
 
@@ -73,11 +73,20 @@ def check_name(name: str) -> None:
             close = difflib.get_close_matches(of_timm, timm.list_models(), n=3)
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise ValueError(f"timm has no model {of_timm!r}{hint}")
-    elif not any(re.fullmatch(pattern, name) for pattern, _ in MODELS):
-        raise ValueError(
-            f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such "
-            "as resnet56, vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
-        )
+    else:
+        _matched(name)
+
+
+def _matched(name: str) -> tuple[re.Match[str], Callable[..., nn.Module]]:
+    """The match of a name with its pattern in `MODELS`, and the function of the pattern."""
+    for pattern, make in MODELS:
+        match = re.fullmatch(pattern, name)
+        if match is not None:
+            return match, make
+    raise ValueError(
+        f"there is no model {name!r}: choose from resnet, vit, noshort, short, vit6x64, davidnet, a deep one such "
+        "as resnet56, vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
+    )
 
 
 def _of_text(name: str, context: int, classes: int, pairs: bool, arguments: dict[str, Any]) -> nn.Module:

@@ -124,7 +124,7 @@ class DavidNet(nn.Module):
 
     output_scale = 0.125
 
-    def __init__(self, width: int = 64, *, image_size: int, channels: int, classes: int) -> None:
+    def __init__(self, width: int, *, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
         check_sizes(image_size, halvings=3, width=width)
         self.prep = _conv_bn(channels, width)

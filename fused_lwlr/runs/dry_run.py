@@ -138,8 +138,8 @@ def _decay(recipe: Recipe, model: nn.Module) -> str:
 def _size(data: Splits | Text) -> str:
     if isinstance(data, Text):
         return f"of {data.context} tokens; {len(data.classes)} different tokens"
-    tested = f"; images to test are from {data.tested}" if data.tested else ""
-    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels{tested}"
+    val_source = f"; images to test are from {data.val_source}" if data.val_source else ""
+    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels{val_source}"
 
 
 def _memory(trainer: Trainer, small: Trainer, saved: int) -> Table:

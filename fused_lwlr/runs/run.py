@@ -63,8 +63,8 @@ def run(recipe: Recipe) -> int:
                 f"--loader {recipe.loader} decides order and augmentation: a killed run resumes "
                 "from its last checkpoint, but not bit-identically."
             )
-        if tested := getattr(trainer.data, "tested", ""):
-            screen.say(f"{len(trainer.data.val):,} images for validation are from {tested}.")
+        if val_source := getattr(trainer.data, "val_source", ""):
+            screen.say(f"{len(trainer.data.val):,} images for validation are from {val_source}.")
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
 
         def sinks(after: int | None) -> list[Sink]:

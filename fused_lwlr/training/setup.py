@@ -14,7 +14,7 @@ import fused_lwlr
 from fused_lwlr import SGD, AdamW, LayerRates, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.check import check_splits
-from fused_lwlr.data.folder import VALIDATION
+from fused_lwlr.data.folder import VALIDATION_FOLDERS
 from fused_lwlr.data.hub import HUB
 from fused_lwlr.data.streams import imported
 from fused_lwlr.measure.layers import layers_of
@@ -74,7 +74,7 @@ def check_out(data: str, out: str | Path, option: str = "--out", *, is_file: boo
     parts, kind = where.relative_to(folder.resolve()).parts, "data"
     if is_path(data):
         if (folder / "train").is_dir():
-            if parts[:1] not in [(name,) for name in ("train", *VALIDATION)]:
+            if parts[:1] not in [(name,) for name in ("train", *VALIDATION_FOLDERS)]:
                 return
             parts = parts[1:]
         if is_file and len(parts) == 1:

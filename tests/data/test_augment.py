@@ -28,12 +28,17 @@ def drawn(transform, image, *where):
         return transform(image)
 
 
+def transform_of(augmentation, size, erasing=0.0):
+    options = {"crop_scale": 0.08, "color_jitter": 0.0, "interpolation": "bicubic", "mean": RGB_MEAN, "std": RGB_STD}
+    return training_transform(augmentation, size, erasing, **options)
+
+
 @pytest.mark.parametrize("crop_pct", [0.875, 0.95, 1.0])
 @pytest.mark.parametrize("size", [(100, 80), (77, 131), (64, 64), (20, 300), (9, 10)])
 def test_validation_is_timms_to_the_bit(size, crop_pct, timm):
     image = photo(*size)
     theirs = timm.data.create_transform(32, is_training=False, crop_pct=crop_pct, interpolation="bicubic")(image)
-    assert torch.equal(normalized(validation_transform(32, crop_pct)(image)), theirs)
+    assert torch.equal(normalized(validation_transform(32, crop_pct, "bicubic")(image), RGB_MEAN, RGB_STD), theirs)
 
 
 def inception_crop(image, size):
@@ -57,12 +62,12 @@ def inception_crop(image, size):
 @pytest.mark.parametrize("where", [(1, 0, 0, 0), (1, 5, 2, 7), (1, 5, 3, 7), (1, 2**40, 0, 1_281_166)])
 def test_basic_is_inceptions_crop_and_a_flip(where, timm):
     image = photo(90, 80)
-    ours = normalized(drawn(training_transform("basic", 24, 0.0), image, *where))
+    ours = normalized(drawn(transform_of("basic", 24), image, *where), RGB_MEAN, RGB_STD)
     assert torch.equal(ours, drawn(lambda image: inception_crop(image, 24), image, *where))
 
 
 def test_strong_adds_randaugment_of_two_layers_and_magnitude_ten(timm):
-    basic, strong = (training_transform(name, 24, 0.0).transforms for name in ("basic", "strong"))
+    basic, strong = (transform_of(name, 24).transforms for name in ("basic", "strong"))
     added = [step for step in strong if type(step) not in map(type, basic)]
     assert [type(step) for step in strong if step not in added] == [type(step) for step in basic]
     (augment,) = added
@@ -83,7 +88,7 @@ def test_random_erasing_is_timms_in_8_bits(probability, timm):
     mean, std = RGB_MEAN[:, None, None], RGB_STD[:, None, None]
     erased = 0
     for index in range(8):
-        ours = drawn(training_transform("basic", 32, probability), image, 1, 0, 0, index)
+        ours = drawn(transform_of("basic", 32, probability), image, 1, 0, 0, index)
         wanted = drawn(theirs, image, 1, 0, 0, index) * std + mean
         assert (ours / 255 - wanted.clamp(0, 1)).abs().max() <= 0.5001 / 255
         erased += bool((wanted < 0).any())
@@ -92,7 +97,7 @@ def test_random_erasing_is_timms_in_8_bits(probability, timm):
 
 def test_a_policy_that_timm_does_not_know_is_refused(timm):
     with pytest.raises(ValueError, match=r"^augmentation='rand-q7' is not a policy of timm .*: give one such"):
-        training_transform("rand-q7", 8, 0.0)
+        transform_of("rand-q7", 8)
 
 
 def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):

@@ -66,7 +66,7 @@ def test_the_folder_for_validation_may_have_other_names(names, taken, folder):
     for name in names:
         shutil.copytree(folder / "kept", folder / name)
     data = opened(folder)
-    assert data.tested == str(folder / taken)
+    assert data.val_source == str(folder / taken)
     assert {os.path.relpath(data.val.pictures.path(i), folder).split(os.sep)[0] for i in range(len(data.val))} == {
         taken
     }

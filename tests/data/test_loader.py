@@ -116,7 +116,7 @@ class WhoLoads(Split):
         return 8
 
     def __getitem__(self, wanted):
-        return Loaded(torch.tensor([os.getpid()]), torch.tensor([wanted.epoch]), (), None)
+        return Loaded(torch.tensor([os.getpid()]), torch.tensor([wanted.epoch]))
 
 
 def test_the_same_workers_load_all_epochs():
@@ -138,7 +138,7 @@ class Counted(Split):
     def __getitem__(self, wanted):
         with self.made.get_lock():
             self.made.value += 1
-        return Loaded(torch.zeros(1), torch.zeros(1), (), None)
+        return Loaded(torch.zeros(1), torch.zeros(1))
 
 
 @pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 3)])
