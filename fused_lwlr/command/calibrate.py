@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fused_lwlr.command.train import take_fields
+from fused_lwlr.command.train import given_options, take_fields
 
 FIELDS = (
     "model", "model_args", "data", "image_size", "context", "vocabulary", "tokenizer", "batch_size", "seed", "workers",
@@ -57,8 +57,8 @@ def calibrate(
             raise ValueError(f"--plot {plot}: must end in {', '.join(f'.{kind}' for kind in kinds)}")
         if plot.resolve() == out.resolve():
             raise ValueError(f"--plot {plot} is the file of --out: give another one")
-    files_asked = [("--out", out), *([("--plot", plot)] if plot is not None else [])]
-    for option, path in files_asked:
+    outputs = [("--out", out), *([("--plot", plot)] if plot is not None else [])]
+    for option, path in outputs:
         if not _can_be_written(path):
             raise ValueError(f"{option} {path} cannot be written: choose another file")
     from fused_lwlr.data import files
@@ -67,10 +67,9 @@ def calibrate(
     from fused_lwlr.training.setup import check_out, load_data
     from fused_lwlr.training.trainer import Trainer
 
-    given = {name: value for name, value in fields.items() if value is not None and value != []}
     chosen = {"init": "lwlr" if draw else "model", "rates": "layerwise", "calibration_steps": steps}
-    recipe = resolve(None, {**given, **chosen})
-    for option, path in files_asked:
+    recipe = resolve(None, {**given_options(fields), **chosen})
+    for option, path in outputs:
         check_out(recipe.data, path, option, is_file=True)
     trainer = Trainer(recipe, World(0, 1, pick_device(recipe.device)), load_data(recipe))
     trainer.prepare(progress=True)
@@ -97,4 +96,4 @@ def _can_be_written(path: Path) -> bool:
     return os.access(folder, os.W_OK) and folder.is_dir()
 
 
-take_fields(calibrate, *FIELDS, first=True)
+take_fields(calibrate, *FIELDS)

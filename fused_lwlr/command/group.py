@@ -25,13 +25,12 @@ COMMANDS = {
 }
 """Name -> the module with the function of this name, imported on use; and its description."""
 
-EXTRA_CLI = {
-    "filelock": "filelock", "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow",
-    "pydantic": "pydantic", "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn", "tomli": "tomli",
-}  # fmt: skip
-"""Module -> package: all packages of the extra `cli`, except typer."""
+EXTRA_CLI = ("filelock", "jinja2", "matplotlib", "pandas", "PIL", "pydantic", "scipy", "seaborn", "sklearn", "tomli")
+"""The modules of the extra `cli`, except typer."""
+PACKAGES = {"PIL": "Pillow", "sklearn": "scikit-learn"}
+"""The packages of modules that have another name."""
 GIVE_WAY = 10
-"""Seconds that other processes of a machine wait before they show an error, which the first may show for all."""
+"""Seconds that ranks other than the first wait before they print an error: the first may print the same one."""
 TOO_LARGE = re.compile("can't allocate memory|Storage size calculation overflowed")
 """The messages of torch for a tensor that does not fit in memory."""
 LEFT = re.compile("Connection (closed|reset) by peer")
@@ -124,7 +123,7 @@ class Group(TyperGroup):
                 error.show()  # type: ignore[attr-defined]
                 raise SystemExit(2) from None
             typed = args[0] if args else options.get("args")
-            message, code = self._told(error, sys.argv[1:] if typed is None else typed)
+            message, code = self._message(error, sys.argv[1:] if typed is None else typed)
             if os.environ.get("LOCAL_RANK", "0") != "0":
                 # the first process of the machine may show the same error, and then torchrun ends this process
                 time.sleep(GIVE_WAY)
@@ -136,12 +135,12 @@ class Group(TyperGroup):
             os._exit(code)
         raise SystemExit(code)
 
-    def _told(self, error: Exception, typed: Sequence[str]) -> tuple[str, int]:
+    def _message(self, error: Exception, typed: Sequence[str]) -> tuple[str, int]:
         """The line for an error, and the exit code; a bug is raised again."""
         if isinstance(error, UsageError):
             return self._usage(error, typed), 2
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_CLI:
-            return f"{EXTRA_CLI[error.name]} is not installed: {INSTALL}", 2
+            return f"{PACKAGES.get(error.name, error.name)} is not installed: {INSTALL}", 2
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{error}: make room on the disk, and type the command again", 2
         if isinstance(error, OSError) and error.filename is not None:
@@ -150,11 +149,11 @@ class Group(TyperGroup):
             return self._in_options(str(error)), 2
         kind = type(error).__name__
         if kind == "OutOfMemoryError" or (isinstance(error, RuntimeError) and TOO_LARGE.search(str(error))):
-            told = str(error).splitlines()[0].rstrip(". ")
-            return f"{told}. Take fewer images at a time (train: --micro-batch), or smaller ones", 2
+            line = str(error).splitlines()[0].rstrip(". ")
+            return f"{line}. Take fewer images at a time (train: --micro-batch), or smaller ones", 2
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
-            told = str(error).splitlines()[0].rstrip(". ")
-            return f"{told}: if memory ran out, take fewer of them (train: --workers) and type the command again", 2
+            line = str(error).splitlines()[0].rstrip(". ")
+            return f"{line}: if memory ran out, take fewer of them (train: --workers) and type the command again", 2
         if os.environ.get("WORLD_SIZE", "1") != "1" and isinstance(error, RuntimeError) and LEFT.search(str(error)):
             return "another process of the training ended: its message, or that of torchrun, has the reason", 1
         if kind in ("DivergedError", "JobError"):

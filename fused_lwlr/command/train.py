@@ -65,29 +65,29 @@ def train(
         for line in listing():
             typer.echo(line)
         return 0
-    asked = read_recipe(config) if config is not None else {}
-    from_file = asked.pop("preset", None)
+    fields = read_recipe(config) if config is not None else {}
+    from_file = fields.pop("preset", None)
     preset = from_file if preset is None else preset
     if preset is not None and not isinstance(preset, str):
         raise ValueError(f"preset={preset!r} in {config} must be the name of a preset, such as 'resnet50-sgd'")
-    typed = {name: value for name, value in options.items() if value is not None and value != []}
+    typed = given_options(options)
     if "epochs" in typed:
-        asked.pop("steps", None)  # steps of the file would replace these epochs
-    where = {name: str(config) for name in asked if name not in typed}
-    asked |= typed
-    if preset in PRESETS and "data" not in asked:
+        fields.pop("steps", None)  # steps of the file would replace these epochs
+    where = {name: str(config) for name in fields if name not in typed}
+    fields |= typed
+    if preset in PRESETS and "data" not in fields:
         raise ValueError(f"--data is missing: --preset {preset} is for photographs, in a folder with train/ and val/")
     if eval_only and dry_run:
         raise ValueError("--eval-only and --dry-run exclude each other: give one of them")
     if eval_only:
         from fused_lwlr.runs.evaluation import evaluate_only
 
-        if "out" in asked and "weights" in where:
-            del asked["weights"]  # a run records its initial weights in recipe.toml
-        evaluate_only(preset, asked, where)
+        if "out" in fields and "weights" in where:
+            del fields["weights"]  # a run records its initial weights in recipe.toml
+        evaluate_only(preset, fields, where)
         return 0
     first = os.environ.get("RANK", "0") == "0"
-    recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
+    recipe = resolve(preset, fields, where=where, note=typer.echo if first else lambda text: None)
     if recipe.loader is None:
         from fused_lwlr.training.setup import check_out
 
@@ -103,13 +103,18 @@ def train(
     return run(recipe)
 
 
-def take_fields(function: Any, *names: str, first: bool = False) -> None:
+def given_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `take_fields` that the user has typed."""
+    return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def take_fields(function: Any, *names: str) -> None:
     """Give a command, in place of its keyword arguments, options for fields of a recipe with the default None."""
     hints = get_type_hints(Recipe)
     own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
     fields = [_parameter(name, hints[name]) for name in names]
     # typer reads these
-    function.__signature__ = inspect.Signature([*fields, *own] if first else [*own, *fields])
+    function.__signature__ = inspect.Signature([*own, *fields])
     function.__annotations__ = {each.name: each.annotation for each in function.__signature__.parameters.values()}
 
 

@@ -11,7 +11,7 @@ from fused_lwlr.runs.metrics import LAYERS, plain, scalars
 from fused_lwlr.training.records import LayerValues, Record
 
 
-class Dashboard:
+class TensorBoardSink:
     """Writes records for TensorBoard, in the folder `tensorboard` of a run.
 
     Scalars have the step as their x: `train/loss`, `train/lr`, `train/images_per_second`, ...; `validation/top1_model`,
@@ -23,7 +23,7 @@ class Dashboard:
             new run.
     """
 
-    def __init__(self, folder: str | Path, *, after: int | None = None):
+    def __init__(self, folder: str | Path, *, after: int | None):
         import_extra("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
@@ -50,7 +50,7 @@ class Dashboard:
         self._writer.close()
 
 
-class WandbRun:
+class WandbSink:
     """Logs records to Weights & Biases, on its server or in its offline folder: the result of `scalars` over `step`.
 
     A resumed run continues the same run there, by an id in the file `wandb_id` of its folder. Steps that are repeated

@@ -22,7 +22,7 @@ def column(records: Records, name: str) -> Array:
     return np.array([record.get(name) for record in records], dtype=np.float64)
 
 
-def learning(train: Records, validation: Records, *, top5: bool = True) -> list[Figure]:
+def learning(train: Records, validation: Records, *, top5: bool) -> list[Figure]:
     """Loss, accuracy (perplexity for text) and learning rate by epoch."""
     tokens = unit_of([*train, *validation]) == "tokens"
     loss = _panel("epoch", "loss")
@@ -42,7 +42,7 @@ def learning(train: Records, validation: Records, *, top5: bool = True) -> list[
             _line(quality, at, 100 * column(records, "top5"), color=color, linestyle=":", label=f"top-5, {label}")
     _line(lr, epochs, column(train, "lr"), color=BLUE)
     lr.set_ylim(bottom=0)
-    return _drawn(loss, quality, lr)
+    return _with_data(loss, quality, lr)
 
 
 def throughput(train: Records) -> list[Figure]:
@@ -54,10 +54,10 @@ def throughput(train: Records) -> list[Figure]:
     skips = _panel("epoch", "images skipped so far")
     epochs, seconds, in_step = (column(train, name) for name in ("epoch", "seconds", "step_seconds"))
     _line(rate, epochs, column(train, f"{unit}_per_second"), color=BLUE, label="training")
-    _line(rate, epochs, _over(column(train, unit), in_step), color=GRAY, linestyle="--", label="without waiting")
-    _line(share, epochs, 100 * _over(in_step, seconds), color=BLUE, label="in the step")
+    _line(rate, epochs, _ratio(column(train, unit), in_step), color=GRAY, linestyle="--", label="without waiting")
+    _line(share, epochs, 100 * _ratio(in_step, seconds), color=BLUE, label="in the step")
     waiting = column(train, "loader_seconds")
-    _line(share, epochs, 100 * _over(waiting, seconds), color=RED, label="waiting for the loader")
+    _line(share, epochs, 100 * _ratio(waiting, seconds), color=RED, label="waiting for the loader")
     norms, skipped = column(train, "grad_norm"), column(train, "skipped")
     _line(norm, epochs, norms, color=BLUE, linewidth=1)
     _log_if_wide(norm, norms)
@@ -65,7 +65,7 @@ def throughput(train: Records) -> list[Figure]:
         _line(skips, epochs, skipped.cumsum(), color=RED, drawstyle="steps-post")
     rate.set_ylim(bottom=0)
     share.set_ylim(0, 105)
-    return _drawn(rate, share, norm, skips)
+    return _with_data(rate, share, norm, skips)
 
 
 def layers_over_time(records: Records) -> list[Figure]:
@@ -83,7 +83,7 @@ def layers_over_time(records: Records) -> list[Figure]:
     _line(all_weights, steps[some], np.nanstd(elr[some], axis=1), color=RED, label="spread over weights")
     for axes in (each, all_weights):
         _log_if_wide(axes, elr)
-    return _drawn(each, all_weights)
+    return _with_data(each, all_weights)
 
 
 def by_depth(record: dict[str, Any], name: str) -> Figure:
@@ -128,15 +128,15 @@ def _log_if_wide(axes: Any, values: Array) -> None:
         axes.set_yscale("log")
 
 
-def _over(parts: Array, whole: Array) -> Array:
+def _ratio(parts: Array, whole: Array) -> Array:
     """parts / whole, NaN where the whole is zero."""
     return np.asarray(np.divide(parts, whole, out=np.full(len(whole), np.nan), where=whole > 0))
 
 
-def _drawn(*panels: Any) -> list[Figure]:
+def _with_data(*panels: Any) -> list[Figure]:
     """The figures of the panels with a finite value, with legends."""
-    found = [axes for axes in panels if any(np.isfinite(line.get_ydata()).any() for line in axes.lines)]
-    for axes in found:
+    with_data = [axes for axes in panels if any(np.isfinite(line.get_ydata()).any() for line in axes.lines)]
+    for axes in with_data:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, fontsize="small")
-    return [axes.figure for axes in found]
+    return [axes.figure for axes in with_data]

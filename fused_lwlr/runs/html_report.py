@@ -3,6 +3,7 @@
 import base64
 import io
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,29 +124,29 @@ def _pictures(run: Run) -> Iterator[tuple[str, list[str], str]]:
 
     if run.train or run.validation:
         caption = f"Loss, {'accuracy' if run.unit == 'images' else 'perplexity'} and learning rate"
-        yield "Learning", _drawn(figures.learning(run.train, run.validation, top5=run.top5)), caption
+        yield "Learning", _data_urls(figures.learning(run.train, run.validation, top5=run.top5)), caption
     if run.train:
         caption = f"{run.unit.capitalize()} a second, and where the time goes"
-        yield "Throughput", _drawn(figures.throughput(run.train)), caption
+        yield "Throughput", _data_urls(figures.throughput(run.train)), caption
     if run.layers:
         last, caption = run.layers[-1], "Lines from dark (the first layer) to bright (the last)"
-        yield "Effective learning rates over training", _drawn(figures.layers_over_time(run.layers)), caption
+        yield "Effective learning rates over training", _data_urls(figures.layers_over_time(run.layers)), caption
         # without a scaling, or multipliers, these are constant
-        told = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
-        shown = [name for name in ("elr", *told) if any(value is not None for value in last[name])]
-        absent = [f"{name.replace('_', ' ')}s" for name in ("trust_ratio", "multiplier") if name not in told]
+        varied = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
+        shown = [name for name in ("elr", *varied) if any(value is not None for value in last[name])]
+        absent = [f"{name.replace('_', ' ')}s" for name in ("trust_ratio", "multiplier") if name not in varied]
         caption = "Every layer, as last recorded" + (f"; all {' and '.join(absent)} are 1" if absent else "")
-        yield f"Layers in step {last['step']:,}", _drawn([figures.by_depth(last, name) for name in shown]), caption
+        yield f"Layers in step {last['step']:,}", _data_urls([figures.by_depth(last, name) for name in shown]), caption
 
 
-def _drawn(drawings: Sequence[Any]) -> list[str]:
+def _data_urls(drawings: Sequence[Any]) -> list[str]:
     """PNG files as `data:` addresses."""
-    found = []
+    urls = []
     for figure in drawings:
         memory = io.BytesIO()
         figure.savefig(memory, format="png", dpi=200)
-        found.append(f"data:image/png;base64,{base64.b64encode(memory.getvalue()).decode()}")
-    return found
+        urls.append(f"data:image/png;base64,{base64.b64encode(memory.getvalue()).decode()}")
+    return urls
 
 
 def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
@@ -162,8 +163,7 @@ def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    found = [f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)]
-    return ", ".join(found)
+    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in Counter(names).items())
 
 
 def _value(value: Any) -> str:

@@ -29,7 +29,7 @@ class Metrics:
             which drops all records.
     """
 
-    def __init__(self, folder: str | Path, *, after: int | None = None):
+    def __init__(self, folder: str | Path, *, after: int | None):
         self.folder = Path(folder)
         self._kept: set[tuple[Any, ...]] = set()
         # by file: the size of its whole lines, and the lines to write
@@ -76,17 +76,17 @@ def plain(record: Record) -> dict[str, Any]:
     The count has the name of its unit: `images`, `images_per_second`, or for text `tokens`, `tokens_per_second`.
     Text has `perplexity` instead of `top1` and `top5`.
     """
-    found: dict[str, Any] = {"kind": record.kind}
+    content: dict[str, Any] = {"kind": record.kind}
     for field in fields(record):
-        found[field.name] = files.finite(getattr(record, field.name))
+        content[field.name] = files.finite(getattr(record, field.name))
         if field.name == "count" and isinstance(record, (Interval, Validation)):
-            found[record.unit] = found.pop("count")
+            content[record.unit] = content.pop("count")
             if isinstance(record, Interval):
-                found[f"{record.unit}_per_second"] = files.finite(record.per_second)
-    if found.pop("unit", None) == "tokens" and isinstance(record, Validation):
-        del found["top1"], found["top5"]
-        found["perplexity"] = files.finite(perplexity(record.loss))
-    return found
+                content[f"{record.unit}_per_second"] = files.finite(record.per_second)
+    if content.pop("unit", None) == "tokens" and isinstance(record, Validation):
+        del content["top1"], content["top5"]
+        content["perplexity"] = files.finite(perplexity(record.loss))
+    return content
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -109,7 +109,7 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     """The records in a file of `Metrics`; none if there is no such file. An incomplete last line is left out."""
     path = Path(path)
     lines = path.read_bytes().split(b"\n") if path.exists() else []
-    found = []
+    records = []
     # the text after the last newline is empty, or an incomplete line of a killed run
     for number, line in enumerate(lines[:-1], start=1):
         try:
@@ -118,8 +118,8 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
                 raise TypeError("no kind, or no step")
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"line {number} of {path} is not a record of a run ({error!r}): delete it") from error
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _key(content: dict[str, Any]) -> tuple[Any, ...]:

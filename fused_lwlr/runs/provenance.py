@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from fused_lwlr.data import files
-from fused_lwlr.training.collectives import gather_to_rank0, on_rank0, world_size
+from fused_lwlr.training.collectives import gather_to_rank0, on_rank0
 from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.environment import device_name, environment
 
 
 def record_start(
-    folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, **facts: Any
+    folder: str | Path, config: Mapping[str, Any], *, device: torch.device, **facts: Any
 ) -> dict[str, Any]:
     """Add an entry to `run.json` in the folder of a run, which is made if it does not exist; returns it on all ranks.
 
@@ -25,8 +25,8 @@ def record_start(
     devices = gather_to_rank0(device_name(device))
 
     def record() -> dict[str, Any]:
-        own = {"command": shlex.join(sys.orig_argv), "config": files.json_values(config), "seed": seed}
-        entry = {**environment(), **own, "devices": devices, "world_size": world_size(), **facts}
+        own = {"command": shlex.join(sys.orig_argv), "config": files.json_values(config), "devices": devices}
+        entry = {**environment(), **own, **facts}
         Path(folder).mkdir(parents=True, exist_ok=True)
         files.replace_json(_file(folder), [*read_starts(folder), entry])
         return entry

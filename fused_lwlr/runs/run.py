@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from fused_lwlr import LayerRates
 from fused_lwlr.data import Stream, files
 from fused_lwlr.integrations.extras import import_extra
-from fused_lwlr.runs.boards import Dashboard, WandbRun
+from fused_lwlr.runs.boards import TensorBoardSink, WandbSink
 from fused_lwlr.runs.html_report import PeriodicReport, write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import code_changes, read_starts, record_facts, record_start
@@ -41,8 +41,8 @@ def run(recipe: Recipe) -> int:
     `report.html`.
 
     Returns:
-        0; `MISSED` if no validation has `target_top1`; or after a signal the exit code of the process. A checkpoint
-            was written then, unless the signal came while rates were measured, or GradInit ran.
+        0, or `MISSED` if no validation reaches `target_top1`. After a signal, the exit code of the signal; a checkpoint
+            exists then, unless the signal came during calibration or GradInit.
 
     Raises:
         DivergedError: the loss is not finite. The last checkpoint is from before that.
@@ -68,16 +68,16 @@ def run(recipe: Recipe) -> int:
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
 
         def sinks(after: int | None) -> list[Sink]:
-            found: list[Sink] = [Metrics(recipe.out, after=after)]
+            chosen: list[Sink] = [Metrics(recipe.out, after=after)]
             if not world.is_rank0:
-                return found
+                return chosen
             if recipe.tensorboard:
-                found.append(held.enter_context(closing(Dashboard(recipe.out, after=after))))
+                chosen.append(held.enter_context(closing(TensorBoardSink(recipe.out, after=after))))
             if recipe.wandb:
-                found.append(held.enter_context(closing(WandbRun(recipe.out, loop.config))))
+                chosen.append(held.enter_context(closing(WandbSink(recipe.out, loop.config))))
             # after the metrics, which it reads
-            found.append(PeriodicReport(lambda: write_report(recipe.out), recipe.checkpoint_minutes))
-            return [*found, screen]
+            chosen.append(PeriodicReport(lambda: write_report(recipe.out), recipe.checkpoint_minutes))
+            return [*chosen, screen]
 
         loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
         begun = _begun(checkpoints)
@@ -123,9 +123,8 @@ def _record(loop: Loop) -> None:
     """Record a start in `run.json`."""
     recipe, trainer = loop.recipe, loop.trainer
     record_start(
-        recipe.out, loop.config, seed=recipe.seed, device=trainer.world.device,
-        steps=trainer.total, classes=len(trainer.data.classes),
-    )  # fmt: skip
+        recipe.out, loop.config, device=trainer.world.device, steps=trainer.total, classes=len(trainer.data.classes)
+    )
 
 
 def _judged(loop: Loop, screen: Screen) -> int:
@@ -134,8 +133,8 @@ def _judged(loop: Loop, screen: Screen) -> int:
     if target is None:
         return 0
     when = f"at step {trainer.step} of {trainer.total}" if reached else f"in {trainer.total} steps"
-    found = f"--target-top1 {target:g}: the best top-1 accuracy is {loop.best.score:.2%}, {when}."
-    screen.say(f"{'Reached' if reached else 'Missed'} {found}")
+    line = f"--target-top1 {target:g}: the best top-1 accuracy is {loop.best.score:.2%}, {when}."
+    screen.say(f"{'Reached' if reached else 'Missed'} {line}")
     return 0 if reached else MISSED
 
 
@@ -157,16 +156,16 @@ def _lock(folder: Path, held: ExitStack) -> None:
 
 
 def _begun(checkpoints: Checkpoints) -> bool:
-    """Whether process 0 finds a checkpoint to continue from.
+    """Whether rank 0 finds a checkpoint to continue from.
 
-    Raises ValueError if another process finds a later one, for example if machines do not share the folder, or if there
+    Raises ValueError if another rank finds a later one, for example if machines do not share the folder, or if there
     is none, but a model that would be lost.
     """
     folder = checkpoints.folder.parent
-    found = gather_to_rank0((platform.node(), checkpoints.latest_step()))
+    latest_steps = gather_to_rank0((platform.node(), checkpoints.latest_step()))
 
     def decide() -> bool:
-        (here, mine), (there, latest) = found[0], max(found, key=lambda each: each[1])
+        (here, mine), (there, latest) = latest_steps[0], max(latest_steps, key=lambda each: each[1])
         if latest > mine:
             at_first = f"is at step {mine}" if mine >= 0 else "has no checkpoint"
             raise ValueError(

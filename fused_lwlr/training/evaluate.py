@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.training.losses import flatten_predictions
 from fused_lwlr.training.processes import World
-from fused_lwlr.training.signals import Agree, StoppedError, no_signals
+from fused_lwlr.training.signals import Agree, StoppedError
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -42,7 +42,7 @@ def evaluate(
     mixed: Context,
     weights: Mapping[str, Context],
     *,
-    agree: Agree = no_signals,
+    agree: Agree,
     accuracy: bool,
 ) -> dict[str, Evaluation]:
     """Evaluate a model with one or more sets of weights, in one pass over the data; returns the results by name.

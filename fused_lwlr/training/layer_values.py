@@ -26,7 +26,7 @@ class LayerProbe:
         optimizer: ours, or another torch optimizer, over parameters of the model.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend):
         self._optimizer: Any = optimizer
         self._from_step = isinstance(optimizer, FusedOptimizer) and optimizer.options.factor_formula is not None
         self._trust = 1.0 if getattr(optimizer, "scaling", None) is None else math.nan
@@ -34,7 +34,7 @@ class LayerProbe:
         self._measure = StatisticsPass(layers_of(model), backend)
         self._found: tuple[tuple[str, ...], Tensor, Tensor] = (), torch.empty(0), torch.empty(0)
 
-    def before(self, loss_scale: float = 1.0) -> None:
+    def before(self, loss_scale: float) -> None:
         """Measure gradients that are too large by `loss_scale`."""
         if not self._from_step:
             found = self._measure()

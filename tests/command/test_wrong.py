@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 import fused_lwlr
 from fused_lwlr import LayerRates
 from fused_lwlr.command.calibrate import _can_be_written
-from fused_lwlr.command.group import EXTRA_CLI, Group
+from fused_lwlr.command.group import EXTRA_CLI, PACKAGES, Group
 from fused_lwlr.data.sources import Tensors
 from fused_lwlr.methods.lwlr.rates import LayerRate
 from fused_lwlr.training.setup import check_out
@@ -351,7 +351,9 @@ def test_a_bug_keeps_its_traceback(run, monkeypatch):
 def test_all_packages_of_the_extra_are_named():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     extra = re.search(r"\ncli = \[\n(.*?)\n\]", text, re.DOTALL)[1]
-    assert {name.lower() for name in EXTRA_CLI.values()} | {"typer"} == set(re.findall(r"\"([\w-]+)>=", extra))
+    assert {PACKAGES.get(name, name).lower() for name in EXTRA_CLI} | {"typer"} == set(
+        re.findall(r"\"([\w-]+)>=", extra)
+    )
 
 
 @pytest.mark.parametrize(("line", "package"), [("calibrate --plot rates.png", "matplotlib"), ("demo", "pandas")])
@@ -374,8 +376,8 @@ def test_a_missing_extra_is_named(run, monkeypatch, line, package):
 def test_the_end_of_another_process_is_no_bug(monkeypatch):
     error = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:33938.")
     with pytest.raises(RuntimeError, match="closed by peer"):
-        Group()._told(error, [])
+        Group()._message(error, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert Group()._told(error, []) == (
+    assert Group()._message(error, []) == (
         "another process of the training ended: its message, or that of torchrun, has the reason", 1
     )  # fmt: skip

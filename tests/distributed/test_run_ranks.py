@@ -205,9 +205,9 @@ def test_batches_that_a_sharded_model_would_wait_for_are_refused():
 
 
 def test_only_the_first_rank_writes():
-    record_start("run", {"model": "x"}, seed=0, device=torch.device("cpu"))
+    record_start("run", {"model": "x"}, device=torch.device("cpu"))
     record_facts("run", end="finished")
-    metrics = Metrics("run")
+    metrics = Metrics("run", after=None)
     for step in (1, 2):
         metrics.add(Interval(step, step / 2, 0.1, 1.0, 8, 1.0, 0.5, 0.5))
     dist.barrier()
@@ -231,7 +231,7 @@ def test_layers_of_a_sharded_model_are_whole(name):
     optimizer = OPTIMIZERS[name](model.named_parameters())
     before = [full(p.detach()).norm().item() for p in model.parameters()]
     probe = LayerProbe(model, optimizer, backend="torch")
-    hook = optimizer.register_step_pre_hook(lambda *_: probe.before())
+    hook = optimizer.register_step_pre_hook(lambda *_: probe.before(1.0))
     train(model, optimizer, range(1))
     hook.remove()
     found = probe.after(1)

@@ -9,12 +9,12 @@ from fused_lwlr.runs.provenance import record_start
 from fused_lwlr.training.records import Interval, LayerValues, Validation
 
 NAMES = ("b0.conv.weight", "b0.bn.weight", "b0.bn.bias", "b1.conv.weight", "b1.bn.weight", "b1.bn.bias")
-CONFIG = {"model": "net <b>", "lr": 0.1, "augment": ["mixup", 0.2], "out": "a&b"}
+CONFIG = {"model": "net <b>", "lr": 0.1, "augment": ["mixup", 0.2], "out": "a&b", "seed": 0, "world_size": 1}
 
 
 def fill(folder, sinks=(), *, steps=6, of=6, after=None):
     """Records of steps after `after`, with validations and layers every second; the records are returned."""
-    record_start(folder, CONFIG, seed=0, device=torch.device("cpu"), steps=of)
+    record_start(folder, CONFIG, device=torch.device("cpu"), steps=of)
     records = []
     for step in range((after or 0) + 1, steps + 1):
         norm = math.inf if step == 2 else 1.0 / step

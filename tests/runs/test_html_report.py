@@ -93,7 +93,7 @@ def undrawn(monkeypatch):
         counts.append(len(drawings))
         return []
 
-    monkeypatch.setattr("fused_lwlr.runs.html_report._drawn", drawn)
+    monkeypatch.setattr("fused_lwlr.runs.html_report._data_urls", drawn)
     return counts
 
 
@@ -205,7 +205,7 @@ def test_a_single_record_is_a_visible_point(steps, tmp_path):
     """Every line of every panel has a marker, since a line through one point is invisible."""
     fill(tmp_path, steps=steps)
     run = Run.read(tmp_path)
-    panels = [*figures.learning(run.train, run.validation), *figures.throughput(run.train)]
+    panels = [*figures.learning(run.train, run.validation, top5=True), *figures.throughput(run.train)]
     if run.layers:
         panels += figures.layers_over_time(run.layers)
     lines = [line for figure in panels for line in figure.axes[0].lines]
@@ -285,7 +285,7 @@ def test_the_pictures_show_the_records(tmp_path):
     fill(tmp_path)
     records = read_records(tmp_path / "metrics.jsonl")
     train, validation = ([r for r in records if r["kind"] == kind] for kind in ("train", "validation"))
-    loss, accuracy, lr = (figure.axes[0] for figure in figures.learning(train, validation))
+    loss, accuracy, lr = (figure.axes[0] for figure in figures.learning(train, validation, top5=True))
     assert list(loss.lines[0].get_ydata()) == [3.0 / step for step in range(1, 7)]
     assert list(accuracy.lines[2].get_ydata()) == pytest.approx([23, 43, 23])
     assert list(lr.lines[0].get_xdata()) == [0.5, 1, 1.5, 2, 2.5, 3]

@@ -39,7 +39,7 @@ def content(folder):
 
 
 def test_written_records(tmp_path):
-    metrics = Metrics(tmp_path / "new" / "run")
+    metrics = Metrics(tmp_path / "new" / "run", after=None)
     metrics.add(interval(1, seconds=4.0, grad_norm=math.nan, skipped=3))
     metrics.add(validation(1, "ema"))
     metrics.add(layers(1))
@@ -90,7 +90,7 @@ def test_a_step_is_recorded_once(tmp_path):
 def test_records_that_could_not_be_written_are_written_with_the_next(tmp_path):
     """Also if part of a line reached the disk."""
     resource = pytest.importorskip("resource")
-    straight, full = Metrics(tmp_path / "straight"), Metrics(tmp_path / "full")
+    straight, full = Metrics(tmp_path / "straight", after=None), Metrics(tmp_path / "full", after=None)
     records = [interval(1), layers(1), *(interval(step) for step in range(2, 7))]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for record in records:
@@ -119,18 +119,18 @@ def test_a_damaged_line_is_named(line, tmp_path):
     with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is not a record of a run .*: delete it"):
         Metrics(tmp_path, after=2)
     # unless the run starts from the beginning
-    Metrics(tmp_path)
+    Metrics(tmp_path, after=None)
     assert read_records(path) == []
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        Metrics(tmp_path / "file")
+        Metrics(tmp_path / "file", after=None)
 
     def fail(path, text):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(files, "replace_text", fail)
     with pytest.raises(PermissionError, match=r"metrics.jsonl"):
-        Metrics(tmp_path / "run")
+        Metrics(tmp_path / "run", after=None)

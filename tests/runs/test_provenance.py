@@ -20,12 +20,12 @@ GIT = ["git", "-c", "user.name=a", "-c", "user.email=b"]
 
 def test_recorded_software(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "--out", "a b"])
-    entry = record_start(tmp_path / "new" / "run", {"lr": 0.1, "betas": (0.9, 0.999)}, seed=3, device=CPU, steps=10)
+    entry = record_start(tmp_path / "new" / "run", {"lr": 0.1, "betas": (0.9, 0.999)}, device=CPU, steps=10)
     assert read_starts(tmp_path / "new" / "run") == [entry]
     assert datetime.now(timezone.utc) - datetime.fromisoformat(entry["started"]) < timedelta(minutes=5)
     assert entry["command"] == "python -m x --out 'a b'"
     assert entry["config"] == {"lr": 0.1, "betas": [0.9, 0.999]}
-    assert (entry["seed"], entry["steps"], entry["world_size"], entry["devices"]) == (3, 10, 1, ["cpu"])
+    assert (entry["steps"], entry["devices"]) == (10, ["cpu"])
     versions = entry["versions"]
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert (versions["fused_lwlr"], versions["torch"]) == (fused_lwlr.__version__, torch.__version__)
@@ -39,9 +39,9 @@ def test_a_package_that_is_not_installed(monkeypatch):
 
 
 def test_a_resumed_run_has_an_entry_for_each_start(tmp_path):
-    record_start(tmp_path, {"lr": 0.1}, seed=0, device=CPU)
+    record_start(tmp_path, {"lr": 0.1}, device=CPU)
     record_facts(tmp_path, end="SIGTERM")
-    record_start(tmp_path, {"lr": 0.1}, seed=0, device=CPU)
+    record_start(tmp_path, {"lr": 0.1}, device=CPU)
     record_facts(tmp_path, end="finished", peak_memory_bytes=10)
     first, second = read_starts(tmp_path)
     assert (first["end"], second["end"], second["peak_memory_bytes"]) == ("SIGTERM", "finished", 10)
@@ -51,7 +51,7 @@ def test_a_resumed_run_has_an_entry_for_each_start(tmp_path):
 @pytest.mark.parametrize("content", ["{", "{}", "[1]", "", '[{"a": 1}'])
 def test_a_file_of_something_else(content, tmp_path):
     (tmp_path / "run.json").write_text(content)
-    for call in (read_starts, lambda folder: record_start(folder, {}, seed=0, device=CPU)):
+    for call in (read_starts, lambda folder: record_start(folder, {}, device=CPU)):
         with pytest.raises(ValueError, match=r"run.json is not .*: delete it, or choose another folder \(--out\)"):
             call(tmp_path)
     assert (tmp_path / "run.json").read_text() == content
@@ -61,10 +61,10 @@ def test_values_that_cannot_be_recorded(tmp_path):
     with pytest.raises(ValueError, match=r"run.json has no start that facts could be added to"):
         record_facts(tmp_path, end="finished")
     with pytest.raises(ValueError, match="values of JSON"):
-        record_start(tmp_path, {"device": CPU}, seed=0, device=CPU)
+        record_start(tmp_path, {"device": CPU}, device=CPU)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        record_start(tmp_path / "file", {}, seed=0, device=CPU)
+        record_start(tmp_path / "file", {}, device=CPU)
     assert read_starts(tmp_path) == []
 
 
@@ -107,7 +107,7 @@ def test_no_commit_outside_a_checkout(checkout, tmp_path, monkeypatch):
 
 
 def test_of_this_package(tmp_path):
-    entry = record_start(tmp_path, {}, seed=0, device=CPU)
+    entry = record_start(tmp_path, {}, device=CPU)
     json.dumps(entry)
     in_checkout = (Path(fused_lwlr.__file__).parents[1] / ".git").exists() and shutil.which("git")
     assert (entry["git"]["commit"] is not None) == bool(in_checkout)

@@ -3,7 +3,7 @@ import sys
 import pytest
 from run_folder import fill
 
-from fused_lwlr.runs.boards import Dashboard
+from fused_lwlr.runs.boards import TensorBoardSink
 
 LAYER = "b0.conv.weight"
 
@@ -27,7 +27,7 @@ def scalars(found, tag):
 
 
 def test_metrics_and_layers(events, tmp_path):
-    dashboard = Dashboard(tmp_path)
+    dashboard = TensorBoardSink(tmp_path, after=None)
     records = fill(tmp_path, [dashboard], steps=4)
     dashboard.close()
     found = events(tmp_path)
@@ -49,7 +49,7 @@ def test_metrics_and_layers(events, tmp_path):
 def test_a_resumed_run_hides_events_after_its_checkpoint(events, tmp_path):
     records = [record for record in fill(tmp_path) if record.kind == "train"]
     for after, begun, ended in ((None, 0, 4), (2, 2, 6)):
-        dashboard = Dashboard(tmp_path, after=after)
+        dashboard = TensorBoardSink(tmp_path, after=after)
         for record in records[begun:ended]:
             dashboard.add(record)
         dashboard.close()
@@ -60,4 +60,4 @@ def test_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ImportError, match=r"tensorboard is not installed: pip install '\.\[tensorboard\]'"):
-        Dashboard(tmp_path)
+        TensorBoardSink(tmp_path, after=None)

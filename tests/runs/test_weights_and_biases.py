@@ -8,7 +8,7 @@ import pytest
 from run_folder import fill
 
 from fused_lwlr.runs import run as running
-from fused_lwlr.runs.boards import WandbRun
+from fused_lwlr.runs.boards import WandbSink
 from fused_lwlr.runs.metrics import read_records, scalars
 from fused_lwlr.training.recipe import Recipe
 
@@ -32,7 +32,7 @@ def wandb(monkeypatch):
 
 
 def test_metrics_and_layers_over_steps(wandb, tmp_path):
-    there = WandbRun(tmp_path, {"lr": 0.1})
+    there = WandbSink(tmp_path, {"lr": 0.1})
     records = fill(tmp_path, [there], steps=4)
     there.close()
     [run] = wandb
@@ -52,7 +52,7 @@ def test_a_resumed_run_keeps_its_id(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     recipe = Recipe(rates="single", steps=2, batch_size=64, device="cpu", workers=0, out=str(tmp_path / "name"))
     assert running.run(dataclasses.replace(recipe, wandb=True)) == 0
-    again = WandbRun(tmp_path / "name", {})
+    again = WandbSink(tmp_path / "name", {})
     first, second = (run.options for run in wandb)
     assert (first["project"], first["name"], first["resume"]) == ("mine", "name", "allow")
     assert first["id"] == second["id"]
@@ -66,7 +66,7 @@ def test_a_resumed_run_keeps_its_id(wandb, tmp_path, monkeypatch):
 def test_without_wandb(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match=r"wandb is not installed: pip install '\.\[wandb\]'"):
-        WandbRun(tmp_path, {})
+        WandbSink(tmp_path, {})
     with pytest.raises(ImportError, match="wandb is not installed"):
         running.run(Recipe(wandb=True, device="cpu", out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()

@@ -45,7 +45,7 @@ def test_layers_of_a_step(kind):
         backward(model)
         norms = [(p.grad.norm().item(), p.detach().norm().item()) for p in model.parameters()]
         if step in (2, 4):
-            probe.before()
+            probe.before(1.0)
         optimizer.step()
         if step in (2, 4):
             found = probe.after(step)
@@ -70,7 +70,7 @@ def test_projections_are_three_layers_and_their_slices_have_multipliers():
         optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, layers=slices, scaling=scaling, backend="torch")
         probe = LayerProbe(model, optimizer, backend="torch")
         model(*[torch.rand(5, 4)] * 3)[0].sum().backward()
-        probe.before()
+        probe.before(1.0)
         optimizer.step()
         layers = probe.after(1)
         found.append(dict(zip(layers.names, layers.multiplier, strict=True)))
@@ -101,6 +101,6 @@ def test_a_layer_without_a_gradient_is_left_out(kind):
     probe = LayerProbe(model, optimizer := ROWS[kind][0](list(model.named_parameters())), backend="torch")
     model[2].weight.requires_grad_(False)
     backward(model)
-    probe.before()
+    probe.before(1.0)
     optimizer.step()
     assert probe.after(2).names == NAMES[:4]
