@@ -127,8 +127,8 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     from fused_lwlr.training.setup import check_out
 
     console = Console()
-    found = studies.find(name)
-    settings = found.settings(**chosen)
+    selected = studies.find(name)
+    settings = selected.settings(**chosen)
     try:
         recipe_of(**settings.common)  # every training would refuse the same options
     except ValueError as error:
@@ -140,14 +140,14 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=None)
-        results = run_study(found, store, jobs, partial(progress.update, task))
-    of = found.frame(results)
-    tables = found.tables(store.settings, of)
-    first_paragraph = (found.doc or "").partition("\n\n")[0]
+        results = run_study(selected, store, jobs, partial(progress.update, task))
+    frame = selected.frame(results)
+    tables = selected.tables(store.settings, frame)
+    first_paragraph = (selected.doc or "").partition("\n\n")[0]
     console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)
     for table in tables:
         console.print(table.rich())
-    paths = [store.save_results(results), *save_report(out, found, tables, of)]
+    paths = [store.save_results(results), *save_report(out, selected, tables, frame)]
     console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)
 
 

@@ -29,8 +29,8 @@ def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
         with Image.open(file) as image:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            found = _eight_bits(image)
-            return found if found.mode == "RGB" else found.convert("RGB")
+            picture = _eight_bits(image)
+            return picture if picture.mode == "RGB" else picture.convert("RGB")
     except UnidentifiedImageError as error:  # its text has the file once more, or an address in memory
         raise ValueError(f"cannot read the image {name or file}: Pillow does not know its format") from error
     except Exception as error:  # decoders of Pillow raise nearly any error for garbage

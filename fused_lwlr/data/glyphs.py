@@ -19,11 +19,11 @@ SYMBOLS = ("cmex", "cmmi", "cmsy")
 LARGEST = 1024
 """Side of the images in pixels; fonts have a largest size, and all images are in memory."""
 FEWEST = 5
-"""Fonts; every fifth one is for testing."""
+"""Fonts; every fifth one is for validation."""
 
 
 def open_glyphs(image_size: int | None) -> Splits:
-    """The data set "glyphs": 34 characters in every font, white on black; every fifth font is for testing.
+    """The data set "glyphs": 34 characters in every font, white on black; every fifth font is for validation.
 
     The same fonts and version of Pillow give the same bits. Other fonts are other data, which `Splits.fingerprint`
     tells.
@@ -43,7 +43,7 @@ def fonts() -> list[Path]:
     from matplotlib.font_manager import findSystemFonts
     from matplotlib.ft2font import FT2Font
 
-    found: dict[tuple[str, str], Path] = {}
+    by_name: dict[tuple[str, str], Path] = {}
     for path in [*Path(get_data_path(), "fonts", "ttf").glob("*.ttf"), *map(Path, findSystemFonts())]:
         try:
             font = FT2Font(str(path))
@@ -51,13 +51,13 @@ def fonts() -> list[Path]:
             continue
         if set(map(ord, CHARACTERS)) <= font.get_charmap().keys() and not font.family_name.startswith(SYMBOLS):
             # a copy of a font may be in several folders
-            found.setdefault((font.family_name, font.style_name), path)
-    return [found[name] for name in sorted(found)]
+            by_name.setdefault((font.family_name, font.style_name), path)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 @functools.lru_cache(maxsize=1)
 def drawn(side: int) -> tuple[Labeled, Labeled]:
-    """Images for training and for testing."""
+    """Images for training and for validation."""
     every = fonts()
     if len(every) < FEWEST:
         raise ValueError(
@@ -72,8 +72,8 @@ def drawn(side: int) -> tuple[Labeled, Labeled]:
             for _ in range(COPIES):
                 pixels.append(_draw(path, character, side, rng))
                 classes.append(target)
-    train, test = ((torch.from_numpy(np.stack(pixels))[:, None], torch.tensor(classes)) for pixels, classes in parts)
-    return train, test
+    train, val = ((torch.from_numpy(np.stack(pixels))[:, None], torch.tensor(classes)) for pixels, classes in parts)
+    return train, val
 
 
 def _draw(path: Path, character: str, side: int, rng: np.random.Generator) -> np.ndarray:

@@ -27,13 +27,13 @@ def open_documents(source: str) -> list[Any]:
         raise ValueError(f"data={source} lacks a name: give hf:OWNER/NAME, hf:OWNER/NAME/CONFIG or hf:FOLDER")
     try:
         if (Path(name) / "dataset_dict.json").is_file() or (Path(name) / "state.json").is_file():
-            found = datasets.load_from_disk(name)
+            loaded = datasets.load_from_disk(name)
         elif Path(name).is_dir():
             # a bare name such as text would be a builder of the package, which reads the current folder
-            found = datasets.load_dataset(str(Path(name).resolve()))
+            loaded = datasets.load_dataset(str(Path(name).resolve()))
         else:
             owner, *title = name.rstrip("/").split("/", 2)
-            found = datasets.load_dataset("/".join([owner, *title[:1]]), *title[1:])
+            loaded = datasets.load_dataset("/".join([owner, *title[:1]]), *title[1:])
     except Exception as error:  # the package has many exceptions for files that cannot be read
         cause = error.__cause__ if isinstance(error, datasets.exceptions.DatasetGenerationError) else None
         reason = str(cause or error).partition("\n")[0]
@@ -41,7 +41,7 @@ def open_documents(source: str) -> list[Any]:
             f"data={source} cannot be loaded: give hf:OWNER/NAME or hf:OWNER/NAME/CONFIG of the Hugging Face hub, or "
             f"hf:FOLDER ({reason})"
         ) from error
-    splits = {"train": found} if isinstance(found, datasets.Dataset) else dict(found)
+    splits = {"train": loaded} if isinstance(loaded, datasets.Dataset) else dict(loaded)
     if "train" not in splits:
         raise ValueError(f"data={source} has no split 'train' but {', '.join(splits)}: give another data set")
     for split in splits.values():

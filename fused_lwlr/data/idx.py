@@ -101,19 +101,19 @@ def open_idx(source: str, image_size: int | None, augmentation: str) -> Splits:
         raise ValueError(
             f"augmentation={augmentation!r} is for photographs: data={source} takes {' or '.join(AUGMENTATIONS)}"
         )
-    train, test = _read(_folder(source))
+    train, val = _read(_folder(source))
     classes = CLASSES if source == FASHION else tuple(map(str, range(int(train[1].max()) + 1)))
-    return splits_of(source, train, test, classes, image_size or train[0].shape[-1], augmented=augmentation == "basic")
+    return splits_of(source, train, val, classes, image_size or train[0].shape[-1], augmented=augmentation == "basic")
 
 
 def splits_of(
-    name: str, train: Labeled, test: Labeled, classes: tuple[str, ...], size: int, *, augmented: bool = False
+    name: str, train: Labeled, val: Labeled, classes: tuple[str, ...], size: int, *, augmented: bool = False
 ) -> Splits:
     """The data set of images in memory, normalized by mean and deviation of those for training."""
     statistics = pixel_statistics(train[0])
-    plain, held = (Images(*part, statistics, size, augmented=False) for part in (train, test))
+    plain, validation = (Images(*part, statistics, size, augmented=False) for part in (train, val))
     shifted = Images(*train, statistics, size, augmented=True) if augmented else plain
-    return Splits(name, shifted, held, classes, channels=1, image_size=size, plain=plain)
+    return Splits(name, shifted, validation, classes, channels=1, image_size=size, plain=plain)
 
 
 def _folder(source: str) -> Path:
@@ -133,7 +133,7 @@ def _folder(source: str) -> Path:
 
 @functools.lru_cache(maxsize=1)
 def _read(folder: Path) -> tuple[Labeled, Labeled]:
-    """Images and labels for training and for testing."""
+    """Images and labels for training and for validation."""
     parts = []
     for names in (("train",), ("t10k", "test")):
         pixels, labels = (_array(_file(folder, [f"{name}-{kind}" for name in names])) for kind in ("images", "labels"))
@@ -153,10 +153,10 @@ def _read(folder: Path) -> tuple[Labeled, Labeled]:
                 "number the classes from 0, in integers whose first byte is the highest"
             )
         parts.append((torch.from_numpy(pixels)[:, None], torch.from_numpy(labels.astype(np.int64))))
-    train, test = parts
-    if test[0].shape[1:] != train[0].shape[1:] or test[1].max() > train[1].max():
+    train, val = parts
+    if val[0].shape[1:] != train[0].shape[1:] or val[1].max() > train[1].max():
         raise ValueError(f"data={PREFIX}{folder}: images for testing have other sizes or classes than for training")
-    return train, test
+    return train, val
 
 
 def pixel_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,5 +193,5 @@ def _array(path: Path) -> np.ndarray:
             raise ValueError(f"{len(content)} bytes instead of {size}")
     except (EOFError, KeyError, OSError, ValueError, struct.error, zlib.error) as error:
         raise ValueError(f"{path} is not in the IDX format, or is damaged ({error}): fetch it again") from error
-    found: np.ndarray = np.frombuffer(content, dtype, offset=start).reshape(shape)
-    return found.astype(dtype.newbyteorder("="))
+    array: np.ndarray = np.frombuffer(content, dtype, offset=start).reshape(shape)
+    return array.astype(dtype.newbyteorder("="))

@@ -61,12 +61,12 @@ def train_batches(
         ValueError: from the iterator: an image cannot be read and must not be skipped, a batch has another size than
             those of the sampler, or `check` refuses it.
     """
-    made: Iterable[Any]
+    batches: Iterable[Any]
     if isinstance(images, Stream):
-        made = images.train(sampler, device, workers)
+        batches = images.train(sampler, device, workers)
     else:
-        made = _loader(images, sampler, device, workers, prefetch)
-    return _on_device(images, made, device, check, sampler.micro_batch)
+        batches = _loader(images, sampler, device, workers, prefetch)
+    return _on_device(images, batches, device, check, sampler.micro_batch)
 
 
 def val_batches(

@@ -72,13 +72,13 @@ def read_pairs(path: str) -> Lines:
         if len(sources) != len(targets):
             raise ValueError(f"{first} has {len(sources)} lines, but {second} {len(targets)}: give one for each")
         return list(zip(sources, targets, strict=True))
-    found = []
+    pairs = []
     for number, line in enumerate(_lines(path), start=1):
         source, tab, target = line.partition("\t")
         if not tab or "\t" in target:
             raise ValueError(f"line {number} of {path} needs exactly one tab: give SOURCE, a tab, TARGET in each line")
-        found.append((source, target))
-    return found
+        pairs.append((source, target))
+    return pairs
 
 
 def _lines(path: str) -> list[str]:
@@ -97,8 +97,8 @@ def encoded(pairs: Lines, vocabulary: str, tokenizer: str | None) -> tuple[Sente
     sides = [list(side) for side in zip(*pairs, strict=True)]
     classes = BYTES
     if tokenizer is not None:
-        found = Tokenizer(tokenizer)
-        ids, classes = [found.encode(side) for side in sides], found.classes
+        trained = Tokenizer(tokenizer)
+        ids, classes = [trained.encode(side) for side in sides], trained.classes
     elif vocabulary == "characters":
         every = [line for side in sides for line in side]
         numbers, classes = characters("".join(every))

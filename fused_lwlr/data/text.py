@@ -122,8 +122,8 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
         key = "\n".join(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
         parts = [(_decoded(paths), key)]
     if tokenizer is not None:
-        found = Tokenizer(tokenizer)
-        return name, [found.to_file(documents, key) for documents, key in parts], found.classes
+        trained = Tokenizer(tokenizer)
+        return name, [trained.to_file(documents, key) for documents, key in parts], trained.classes
     if vocabulary == "characters":
         tokens, classes = characters("".join(parts[0][0]))
         return name, [tokens], classes
@@ -144,19 +144,19 @@ def _python_docs() -> str:
 def _paths(path: str) -> list[Path]:
     """A file, or the files `*.txt` of a folder and of the folders in it."""
     if os.path.isfile(path):
-        found = [Path(path)]
+        paths = [Path(path)]
     elif os.path.isdir(path):
-        found = list(map(Path, files_below(path, {".txt"})))
-        if not found:
+        paths = list(map(Path, files_below(path, {".txt"})))
+        if not paths:
             raise FileNotFoundError(f"{path} has no file *.txt: give a folder of them, or a file")
     else:
         raise FileNotFoundError(f"there is no file or folder {path}: give the path of a text, text:FILE")
-    for each in found:
+    for each in paths:
         if not each.is_file():
             raise ValueError(f"{each} is not a file, nor a link to one: remove it, or mend it")
-    if not any(each.stat().st_size for each in found):
+    if not any(each.stat().st_size for each in paths):
         raise ValueError(f"{path} is empty: give a text")
-    return found
+    return paths
 
 
 def _decoded(paths: Sequence[Path]) -> Iterator[str]:

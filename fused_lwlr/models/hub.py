@@ -47,18 +47,18 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: in
     fields = {**arguments, "vocab_size": classes, "use_cache": False, **dict.fromkeys(SPECIAL)}
     known = not Path(name).exists() and name in transformers.CONFIG_MAPPING
     try:
-        found = transformers.CONFIG_MAPPING[name]() if known else transformers.AutoConfig.from_pretrained(name)
+        config = transformers.CONFIG_MAPPING[name]() if known else transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"model=hf:{name} cannot be loaded: give a type of model such as hf:gpt2, a folder with config.json, or a "
             f"name of the Hugging Face hub ({str(error).partition(chr(10))[0]})"
         ) from error
     for field in arguments:
-        if not hasattr(found, field):
+        if not hasattr(config, field):
             raise ValueError(f"hf:{name} does not take {field}: its configuration has no such field")
     try:
         # in a default configuration, dependent sizes follow from the new sizes
-        return type(found)(**fields) if known else type(found).from_dict({**found.to_dict(), **fields})
+        return type(config)(**fields) if known else type(config).from_dict({**config.to_dict(), **fields})
     except Exception as error:
         raise _refused(name, arguments, error) from error
 

@@ -93,11 +93,11 @@ def scalars(record: Record) -> dict[str, float]:
     """Name -> number, for all finite values: `train/loss`, `validation/top1_ema`, `elr/<layer>`, ..."""
     content = plain(record)
     if isinstance(record, LayerValues):
-        found = {f"{n}/{layer}": v for n in LAYERS for layer, v in zip(record.names, content[n], strict=True)}
+        values = {f"{n}/{layer}": v for n in LAYERS for layer, v in zip(record.names, content[n], strict=True)}
     else:
         weights = f"_{content.pop('weights')}" if isinstance(record, Validation) else ""
-        found = {f"{record.kind}/{n}{weights}": v for n, v in content.items() if n not in ("kind", "step")}
-    return {name: value for name, value in found.items() if value is not None}
+        values = {f"{record.kind}/{n}{weights}": v for n, v in content.items() if n not in ("kind", "step")}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def unit_of(records: Sequence[Mapping[str, Any]]) -> str:

@@ -1,1 +1,1 @@
-"""How a model is trained: the recipe, the steps, evaluation, processes, checkpoints."""
+"""How a model is trained: the recipe, the steps, evaluation, ranks, checkpoints."""

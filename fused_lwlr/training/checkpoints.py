@@ -43,7 +43,7 @@ class Checkpoints:
 
     Every file is complete even after a kill or a power loss. Rank 0 writes and reads; under torch.distributed all ranks
     make the same calls, and a failure of rank 0 is an error on every rank. The contents depend neither on the number of
-    processes nor on how the model is sharded.
+    ranks nor on how the model is sharded.
 
     Args:
         folder: made when the first one is written.

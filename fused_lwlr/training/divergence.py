@@ -20,7 +20,7 @@ def diverged(what: str, recipe: Recipe, step: int) -> DivergedError:
 
 
 def check_weights(trainer: Trainer) -> None:
-    """Raise DivergedError if a weight is not finite, in any process: the loss of a step is from before its update."""
+    """Raise DivergedError if a weight is not finite, on any rank: the loss of a step is from before its update."""
     named = dict(trainer.model.named_parameters())
     bad = torch.stack([~local(param.detach()).isfinite().all() for param in named.values()]).int()
     for name, count in zip(named, trainer.world.sum(bad).tolist(), strict=True):

@@ -37,9 +37,9 @@ class LayerProbe:
     def before(self, loss_scale: float) -> None:
         """Measure gradients that are too large by `loss_scale`."""
         if not self._from_step:
-            found = self._measure()
-            elr = found.grad_norm / loss_scale / found.weight_norm
-            self._found = found.names, elr, torch.full_like(elr, self._trust)
+            statistics = self._measure()
+            elr = statistics.grad_norm / loss_scale / statistics.weight_norm
+            self._found = statistics.names, elr, torch.full_like(elr, self._trust)
 
     def after(self, step: int) -> LayerValues:
         """The values of a step, on the host."""

@@ -96,27 +96,28 @@ class Loop:
         trainer = self.trainer
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.prepare_to_resume()
-        found = self.checkpoints.restore(
+        checkpoint = self.checkpoints.restore(
             model=trainer.model, averages=trainer.averages, optimizer=trainer.optimizer, config=self.config
         )
-        if found is None:
+        if checkpoint is None:
             return None
-        trainer.step = found.step
-        trainer.scaler.load_state_dict(found.state["scaler"])
-        self.validation_due = found.state["untested"]
-        self.best.restore(found.state["best"])
-        changed = difference(found.config, self.config, free=[name for name in self.config if name not in DISTRIBUTION])
+        trainer.step = checkpoint.step
+        trainer.scaler.load_state_dict(checkpoint.state["scaler"])
+        self.validation_due = checkpoint.state["untested"]
+        self.best.restore(checkpoint.state["best"])
+        others = [name for name in self.config if name not in DISTRIBUTION]
+        changed = difference(checkpoint.config, self.config, free=others)
         if changed and trainer.world.is_rank0:
-            notice(resumed_differently(changed, found.state["pass_images"], trainer.micro_batch))
+            notice(resumed_differently(changed, checkpoint.state["pass_images"], trainer.micro_batch))
         # with the same number of ranks each restores its own values; otherwise all take the mean, and rank 0 the names
-        same = len(found.own) == trainer.world.size
-        mine = [found.own[trainer.world.rank]] if same else found.own
+        same = len(checkpoint.own) == trainer.world.size
+        mine = [checkpoint.own[trainer.world.rank]] if same else checkpoint.own
         self.loss.restore(mine)
         seconds, self.waited = max(each["spent"] for each in mine)
         self.began = -seconds
         self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.is_rank0 else []
-        self._open(found.step)
-        return found.step
+        self._open(checkpoint.step)
+        return checkpoint.step
 
     def begin(self) -> None:
         """Record the rates of a new training, and store its measurements in a first checkpoint."""

@@ -43,27 +43,27 @@ def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     if sizes[above] == batch_size:
         return _with_steps({name: float(column[above]) for name, column in columns.items()}, batch_size, given, "")
     at, logs = np.log(batch_size), np.log(sizes)
-    found = {name: float(f"{np.interp(at, logs, column):.4g}") for name, column in columns.items()}
-    shown = ", ".join(f"{flag(name)} {value:g}" for name, value in found.items() if name not in given)
+    interpolated = {name: float(f"{np.interp(at, logs, column):.4g}") for name, column in columns.items()}
+    shown = ", ".join(f"{flag(name)} {value:g}" for name, value in interpolated.items() if name not in given)
     note = (
         f"MLPerf has no batch of {batch_size:,} images: interpolated between {sizes[above - 1]:,} and "
         f"{sizes[above]:,}, which nobody has tried: {shown}. "
     )
-    return _with_steps(found, batch_size, given, note)
+    return _with_steps(interpolated, batch_size, given, note)
 
 
 def _with_steps(
-    found: dict[str, float], batch_size: int, given: Collection[str], note: str
+    fields: dict[str, float], batch_size: int, given: Collection[str], note: str
 ) -> tuple[dict[str, Any], str | None]:
     """The fields with the number of steps, and a note that says so, unless the user has given a length."""
     if "epochs" in given or "steps" in given:
-        return found, note or None
-    warmup, steps = (round(found[name] * IMAGES / batch_size) for name in ("warmup_epochs", "epochs"))
+        return fields, note or None
+    warmup, steps = (round(fields[name] * IMAGES / batch_size) for name in ("warmup_epochs", "epochs"))
     note += (
         f"The training has the steps of MLPerf on ImageNet, {steps:,} with {warmup:,} of warm-up: with other images "
         "give --epochs."
     )
-    return {**found, "steps": steps}, note
+    return {**fields, "steps": steps}, note
 
 
 def _epochs_of(given: Mapping[str, Any], batch_size: int) -> dict[str, float]:

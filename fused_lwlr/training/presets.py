@@ -30,12 +30,12 @@ class Preset(NamedTuple):
 def _fields(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a table of `presets.toml`, with the fields that it takes over."""
     table = tables[name]
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for other in table.get("like", ()):
-        found |= _fields(tables, other)
+        fields |= _fields(tables, other)
     for field in table.get("without", ()):
-        del found[field]
-    return found | {field: value for field, value in table.items() if field not in ABOUT}
+        del fields[field]
+    return fields | {field: value for field, value in table.items() if field not in ABOUT}
 
 
 def _read() -> dict[str, Preset]:

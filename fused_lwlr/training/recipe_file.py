@@ -21,17 +21,17 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"--config {path}: there is no such file")
     # a run writes recipe.toml with the names of its folders, which may be any bytes; an editor may put a mark first
-    found = _parsed(path, path.read_text(encoding="utf-8-sig", errors="surrogateescape"))
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    fields = _parsed(path, path.read_text(encoding="utf-8-sig", errors="surrogateescape"))
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"--config {path}: must be a table of options, such as batch_size")
-    for name in found:
-        if "-" in name and name.replace("-", "_") in found:
+    for name in fields:
+        if "-" in name and name.replace("-", "_") in fields:
             raise ValueError(f"--config {path} has {name} twice, also with underscores: give it once")
     if path.name == "recipe.toml" and (path.parent / "run.json").exists():
-        found["out"] = str(path.parent)
+        fields["out"] = str(path.parent)
     return {
         name.replace("-", "_"): os.path.expanduser(value) if isinstance(value, str) else value
-        for name, value in found.items() if value is not None
+        for name, value in fields.items() if value is not None
     }  # fmt: skip
 
 
@@ -45,13 +45,13 @@ def _parsed(path: Path, text: str) -> Any:
             raise ImportError(f"--config {path} needs PyYAML: pip install pyyaml, or write it as TOML") from error
         parse, errors = yaml.safe_load, (yaml.YAMLError, ValueError)  # ValueError: a date that does not exist
     try:
-        found = parse(text)
-        if path.suffix != ".toml" and isinstance(found, dict):
+        content = parse(text)
+        if path.suffix != ".toml" and isinstance(content, dict):
             names = [name.value for name, _ in yaml.compose(text).value]
             for name in names:
                 if names.count(name) > 1:  # the last value would count
                     raise ValueError(f"{name} is given twice: give it once")
-        return found
+        return content
     except errors as error:
         if any("\udc80" <= letter <= "\udcff" for letter in text):
             raise ValueError(f"--config {path} is not UTF-8: convert it") from error

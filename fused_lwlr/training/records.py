@@ -23,7 +23,7 @@ class Interval:
         loss: the mean over the images, or tokens, of the interval.
         count: images, or tokens, trained on by all ranks in the interval.
         seconds: duration of the interval.
-        loader_seconds: part of `seconds` spent waiting for the loader, in this process.
+        loader_seconds: part of `seconds` spent waiting for the loader, on this rank.
         step_seconds: part of `seconds` spent in forward, backward and the optimizer.
         grad_norm: norm of the whole gradient in the last step, if it is known.
         skipped: images in the interval that could not be read.

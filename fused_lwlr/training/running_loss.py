@@ -11,13 +11,13 @@ from fused_lwlr.training.processes import World
 
 
 class RunningLoss:
-    """Sums the loss over the images, or tokens, of steps in this process.
+    """Sums the loss over the images, or tokens, of steps on this rank.
 
     Args:
         skips: leave steps whose loss is not finite out of the mean, since the optimizer skips them.
 
     Attributes:
-        count: images, or tokens, of all processes, including skipped steps.
+        count: images, or tokens, of all ranks, including skipped steps.
     """
 
     def __init__(self, world: World, *, skips: bool) -> None:
@@ -40,7 +40,7 @@ class RunningLoss:
         self._sum += loss * counted
 
     def mean(self) -> float:
-        """The mean over all processes: 0 without steps, and NaN if all steps were left out."""
+        """The mean over all ranks: 0 without steps, and NaN if all steps were left out."""
         total = self.world.sum(self._sum.clone()).item()
         count = int(self.count)
         if not self.skips:
@@ -49,11 +49,11 @@ class RunningLoss:
         return total / finite if finite else math.nan if count else 0.0
 
     def state(self) -> dict[str, Any]:
-        """The values of this process, for a checkpoint."""
+        """The values of this rank, for a checkpoint."""
         return {"loss": self._sum.cpu(), "count": int(self.count), "finite": self._finite.cpu()}
 
     def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from the state of this process, or from the mean over states of another number of processes."""
+        """Continue from the state of this rank, or from the mean over states of another number of ranks."""
         self.count = states[0]["count"]
         self._sum, self._finite = (
             (sum(each[name] for each in states) / len(states)).to(self.world.device) for name in ("loss", "finite")

@@ -32,10 +32,10 @@ class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT within the block; asked after each optimizer step.
 
     A second SIGINT ends the process at once; further signals of the other kinds change nothing. The end of torchrun
-    counts as SIGTERM: otherwise its processes would keep running. Under torch.distributed all ranks make the object.
+    counts as SIGTERM: otherwise its processes would keep running. Under torch.distributed all ranks call `agree`.
 
     Attributes:
-        signum: the first signal that came to this process, or None.
+        signum: the first signal that came to this rank, or None.
         notice: what the first signal writes to standard error.
     """
 

@@ -24,8 +24,8 @@ class SkippedList:
         def write() -> int:
             self._names.update(*lists)
             try:
-                found = self.path.read_bytes() if self.path.exists() else b""
-                known = found.decode(errors="surrogateescape").splitlines()
+                content = self.path.read_bytes() if self.path.exists() else b""
+                known = content.decode(errors="surrogateescape").splitlines()
                 every = dict.fromkeys([*known, *sorted(self._names)])
                 files.replace_text(self.path, "".join(f"{name}\n" for name in every))
                 self._names.clear()

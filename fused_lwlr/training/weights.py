@@ -38,12 +38,12 @@ def _read(path: str, wanted: states.Shapes) -> dict[str, Tensor]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"--weights {path}: there is no such file; give one such as model.pt of a run")
     try:
-        found: Any = files.read_tensors(Path(path))
+        content: Any = files.read_tensors(Path(path))
     except ValueError as error:
         raise ValueError(f"--weights {path} cannot be read: {error}") from error
-    if not (isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values())):
+    if not (isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())):
         raise ValueError(f"--weights {path} does not hold tensors by name: give a file such as model.pt of a run")
     # numbers of another precision are converted, as load_state_dict does
-    converted = {name: value.to(wanted[name][1]) if name in wanted else value for name, value in found.items()}
+    converted = {name: value.to(wanted[name][1]) if name in wanted else value for name, value in content.items()}
     states.check_models({"model": converted}, {"model": wanted}, where=f"--weights {path}")
     return converted

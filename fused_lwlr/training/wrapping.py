@@ -17,7 +17,7 @@ from fused_lwlr.training.recipe import Recipe
 
 
 def check_wrapping(model: nn.Module, recipe: Recipe, world: World) -> None:
-    """Raise ValueError for options that the model, the device or the number of processes excludes."""
+    """Raise ValueError for options that the model, the device or the number of ranks excludes."""
     if recipe.fsdp and world.size == 1:
         raise ValueError("--fsdp shards a model over processes, but there is only one: start several with torchrun")
     if recipe.compile_mode == "reduce-overhead" and world.device.type != "cuda":
@@ -52,7 +52,7 @@ def wrap(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
     """
     if recipe.master_weights:
         for module in model.modules():
-            # autocast would convert the same weights in every pass
+            # autocast would convert the same weights in every forward pass
             if isinstance(module, (nn.Linear, _ConvNd)):
                 for name, param in module.named_parameters(recurse=False):
                     if name == "weight":

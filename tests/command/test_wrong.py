@@ -351,9 +351,8 @@ def test_a_bug_keeps_its_traceback(run, monkeypatch):
 def test_all_packages_of_the_extra_are_named():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     extra = re.search(r"\ncli = \[\n(.*?)\n\]", text, re.DOTALL)[1]
-    assert {PACKAGES.get(name, name).lower() for name in EXTRA_CLI} | {"typer"} == set(
-        re.findall(r"\"([\w-]+)>=", extra)
-    )
+    packages = {PACKAGES.get(name, name).lower() for name in (*EXTRA_CLI, "typer")}
+    assert packages == set(re.findall(r"\"([\w-]+)>=", extra))
 
 
 @pytest.mark.parametrize(("line", "package"), [("calibrate --plot rates.png", "matplotlib"), ("demo", "pandas")])
