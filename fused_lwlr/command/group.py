@@ -171,9 +171,7 @@ class Group(TyperGroup):
             lambda m: f"{options[m[1]]} {m[2] or m[3]}",
             message,
         )
-        message = re.sub(rf"(?<![\w./'-])(?<!--set )({spaced})\b", lambda m: options[m[1]], message)
-        # the line for a field; a message may begin with a path that has the name of an option
-        return re.sub(rf"(\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
+        return re.sub(rf"(?<![\w./'-])(?<!--set )({spaced})\b", lambda m: options[m[1]], message)
 
     def _usage(self, error: Any, typed: Sequence[str]) -> str:
         """The parser's message, with the value that it refuses, or the name that the option has here."""

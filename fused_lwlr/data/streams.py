@@ -58,7 +58,7 @@ class Stream(Split):
         raise TypeError("images of a stream come in its own order, and not by index")
 
     def train(self, sampler: MicroBatchSampler, device: torch.device, workers: int) -> Iterator[Pair]:
-        """Yields as many batches as the sampler has.
+        """Yields the same number of batches as the sampler.
 
         Raises:
             ValueError: the loader is empty.

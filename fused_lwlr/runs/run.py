@@ -159,7 +159,7 @@ def _begun(checkpoints: Checkpoints) -> bool:
     """Whether rank 0 finds a checkpoint to continue from.
 
     Raises ValueError if another rank finds a later one, for example if machines do not share the folder, or if there
-    is none, but a model that would be lost.
+    is no checkpoint, but a model that would be lost.
     """
     folder = checkpoints.folder.parent
     latest_steps = gather_to_rank0((platform.node(), checkpoints.latest_step()))

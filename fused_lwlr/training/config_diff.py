@@ -47,7 +47,8 @@ def check_config(old: Mapping[str, Any], new: Mapping[str, Any], *, where: objec
     changed = difference({**DEFAULTS, **old}, {**DEFAULTS, **new}, free=(*free, *moved))
     if changed:
         names = ["the number of processes" if name == "world_size" else flag(name) for name in free]
-        lines = "\n".join(f"  {line}" for line in changed)
+        fields = [line.partition(": ") for line in changed]
+        lines = "\n".join(f"  {flag(name) if name in DEFAULTS else name}: {change}" for name, _, change in fields)
         raise ValueError(
             f"{where} belongs to a run with other options:\n{lines}\n"
             f"Repeat its options to resume it, or choose another folder (--out). Only {', '.join(names)} may change."

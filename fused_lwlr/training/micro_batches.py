@@ -129,13 +129,13 @@ def split_batch(recipe: Recipe, world: World) -> tuple[int, int]:
     if rest or share == 0:
         fix = max(1, round(recipe.batch_size / world.size)) * world.size
         raise ValueError(
-            f"batch_size {recipe.batch_size} does not divide among {world.size} processes: take {fix}, for example"
+            f"--batch-size {recipe.batch_size} does not divide among {world.size} processes: take {fix}, for example"
         )
     micro = min(recipe.micro_batch or share, share)
     if share % micro:
         fits = max(size for size in range(1, micro) if share % size == 0)
         raise ValueError(
-            f"micro_batch {micro} does not divide the {share} examples that each process has of a batch: take {fits}"
+            f"--micro-batch {micro} does not divide the {share} examples that each process has of a batch: take {fits}"
         )
     return micro, share // micro
 

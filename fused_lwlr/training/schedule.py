@@ -13,7 +13,7 @@ def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
 def warmup_steps(recipe: Recipe, steps_per_epoch: int) -> int:
     """Returns the number of warm-up steps, at most all but one.
 
-    With `steps`, warm-up keeps the fraction of the training that `warmup_epochs` is of `epochs`.
+    With `steps`, warm-up keeps its fraction of the training, `warmup_epochs` / `epochs`.
     """
     total = total_steps(recipe, steps_per_epoch)
     if recipe.steps is None:

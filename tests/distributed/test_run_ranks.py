@@ -149,7 +149,7 @@ def test_a_mismatch_is_refused_on_all_ranks(kind):
     checkpoints = Checkpoints("checkpoints")
     checkpoints.save(1, **run, config=CONFIG)
     before = everything(model, optimizer)
-    with pytest.raises(ValueError, match=r"\n  lr: 0\.1 -> 0\.2\n"):
+    with pytest.raises(ValueError, match=r"\n  --lr: 0\.1 -> 0\.2\n"):
         checkpoints.restore(**run, config={"lr": 0.2})
     wide = nn.Sequential(nn.Linear(4, 6))
     with pytest.raises(ValueError, match=r"0\.weight is \(5, 4\) float32 there and \(6, 4\) float32 here"):

@@ -207,7 +207,7 @@ def test_a_weight_that_diverged_on_one_process_ends_all(options):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 47}, "batch_size 47 does not divide among 2 processes: take 48"),
+        ({"batch_size": 47}, "--batch-size 47 does not divide among 2 processes: take 48"),
         ({"rates": "nofile", "calibration_steps": None}, "--rates nofile: there is no such file"),
         ({"batch_size": 2000, "micro_batch": None}, "is more than the 1437 examples"),
     ],

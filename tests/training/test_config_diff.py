@@ -40,8 +40,8 @@ def test_the_refusal_lists_free_fields_and_how_to_resume():
     *lines, last = str(caught.value).splitlines()
     assert lines == [
         "runs/a belongs to a run with other options:",
-        "  label_smoothing: 0.0 -> 0.1",
-        "  lr: 0.1 -> 0.2",
+        "  --label-smoothing: 0.0 -> 0.1",
+        "  --lr: 0.1 -> 0.2",
     ]
     assert last.startswith("Repeat its options to resume it, or choose another folder (--out). Only --checkpoint-min")
     assert last.endswith(", --wandb, --workers, the number of processes may change.")
@@ -51,9 +51,9 @@ def test_the_refusal_lists_free_fields_and_how_to_resume():
     ("change", "lines"),
     [
         ({}, []),
-        ({FINGERPRINT: "b"}, ["  data: /a -> /b", f"  {FINGERPRINT}: a -> b"]),
-        ({"loader": "own:load"}, ["  data: /a -> /b"]),
-        ({FINGERPRINT: None}, ["  data: /a -> /b"]),
+        ({FINGERPRINT: "b"}, ["  --data: /a -> /b", f"  {FINGERPRINT}: a -> b"]),
+        ({"loader": "own:load"}, ["  --data: /a -> /b"]),
+        ({FINGERPRINT: None}, ["  --data: /a -> /b"]),
     ],
 )
 def test_the_same_data_may_be_at_another_path(change, lines):

@@ -537,9 +537,9 @@ def test_a_batch_is_split_evenly(batch, micro, size, passes):
 @pytest.mark.parametrize(
     ("batch", "micro", "size", "message"),
     [
-        (64, None, 3, "batch_size 64 does not divide among 3 processes: take 63"),
-        (2, None, 8, "batch_size 2 does not divide among 8 processes: take 8"),
-        (64, 24, 1, "micro_batch 24 does not divide the 64 examples that each process has of a batch: take 16"),
+        (64, None, 3, "--batch-size 64 does not divide among 3 processes: take 63"),
+        (2, None, 8, "--batch-size 2 does not divide among 8 processes: take 8"),
+        (64, 24, 1, "--micro-batch 24 does not divide the 64 examples that each process has of a batch: take 16"),
     ],
 )
 def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):

@@ -59,7 +59,7 @@ def reordered(params, **options):
 
 
 REFUSED = {
-    "config": ({"config": {"lr": 0.2, "augment": {"mixup": 0.2}, "out": "there"}}, r"\n  lr: 0.1 -> 0.2\nRepeat"),
+    "config": ({"config": {"lr": 0.2, "augment": {"mixup": 0.2}, "out": "there"}}, r"\n  --lr: 0.1 -> 0.2\nRepeat"),
     "shape": (
         run_of(network(3, 5, 2)),
         r"another model: 0.weight is \(4, 3\) float32 there and \(5, 3\) float32 here; 0.bias is .*; 1.weight is",
