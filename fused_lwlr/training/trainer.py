@@ -173,8 +173,9 @@ class Trainer:
         if self.recipe.compile:
             self.forward_model = torch.compile(forward_model, mode=self.recipe.compile_mode)
         rescaled: dict[str, Any] = {"rescale_weights": invariant} if self.recipe.rescale_weights else {}
-        new: Any = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
-        self.optimizer = new
+        self.optimizer = (
+            optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates, **rescaled)
+        )
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
         # sharding replaces the parameters, so this comes after it
         params, names = dict(self.model.named_parameters()), () if invariant is None else invariant.names
