@@ -65,7 +65,7 @@ def test_the_same_data_may_be_at_another_path(change, lines):
         return check_config(before, now, where="run")
     with pytest.raises(ValueError, match="run belongs to a run with other options") as caught:
         check_config(before, now, where="run")
-    assert [line for line in str(caught.value).splitlines()[1:-1] if "val_data" not in line] == lines
+    assert [line for line in str(caught.value).splitlines()[1:-1] if "val-data" not in line] == lines
 
 
 def test_values_that_json_lacks_are_refused():
