@@ -187,7 +187,9 @@ def test_all_ranks_validate_or_stop_with_unequal_batches(signalled, tested):
 
     with StopFlag() as flag:
         try:
-            found = evaluate(model, batches(), world, nullcontext, {"model": nullcontext}, agree=flag.agree)["model"]
+            found = evaluate(
+                model, batches(), world, nullcontext, {"model": nullcontext}, agree=flag.agree, accuracy=True
+            )["model"]
         except StoppedError:
             assert not tested
             return
@@ -200,7 +202,7 @@ def test_batches_that_a_sharded_model_would_wait_for_are_refused():
     with pytest.raises(ValueError, match=rf"process {dist.get_rank()} has fewer batches to test than another one"):
         evaluate(
             sharded(), [], World(dist.get_rank(), 2, torch.device("cpu")), nullcontext, {"model": nullcontext},
-            agree=lambda wanted: (False, True),
+            agree=lambda wanted: (False, True), accuracy=True,
         )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_another_configuration_is_refused_with_the_differences(change, line, str
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="belongs to a run with other options") as refused:
         running.run(dataclasses.replace(RUNS[0], out=str(folder), **change))
-    assert f"  {line}\n" in str(refused.value)
+    assert f"  --{line}\n" in str(refused.value)
     assert "Repeat its options to resume it, or choose another folder (--out)" in str(refused.value)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

@@ -221,7 +221,7 @@ def test_checkpoints_and_validations_are_no_time_of_steps(tmp_path, monkeypatch)
         monkeypatch.setattr(target, name, slow)
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    for seconds, target, name in ((1.0, Trainer, "update"), (100.0, Checkpoints, "save"), (1e4, Trainer, "test")):
+    for seconds, target, name in ((1.0, Trainer, "update"), (100.0, Checkpoints, "save"), (1e4, Trainer, "evaluate")):
         taking(seconds, target, name)
     assert running.run(dataclasses.replace(RECIPE, checkpoint_minutes=1e-6, out=str(tmp_path))) == 0
     found = [record for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "train"]

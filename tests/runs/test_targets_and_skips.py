@@ -57,7 +57,7 @@ def test_a_missed_target_is_told_and_the_best_weights_are_kept(straight, tmp_pat
     assert trainer.evaluate()["model"].top1 == top
 
 
-@pytest.mark.parametrize("death", [("test", 3), ("update", 7), ("save_weights", 1)], ids=lambda death: death[0])
+@pytest.mark.parametrize("death", [("evaluate", 3), ("update", 7), ("save_weights", 1)], ids=lambda death: death[0])
 def test_a_killed_run_keeps_the_same_best_weights(death, straight, tmp_path):
     name, count = death
     target = best_module if name == "save_weights" else Trainer
