@@ -139,7 +139,7 @@ def test_a_run_does_not_resume_with_other_data_of_the_same_size(change, tmp_path
     recipe = dataclasses.replace(recipe, data=options["data"].replace("data", f"{tmp_path}/./moved"))
     assert running.run(recipe) == 0
     changed(tmp_path / "moved")
-    with pytest.raises(ValueError, match=rf"  data: \S+ -> \S+\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
+    with pytest.raises(ValueError, match=rf"  --data: \S+ -> \S+\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
 
 
