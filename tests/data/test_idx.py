@@ -101,7 +101,7 @@ def broken(folder, what):
         content["train", "labels"] = content["train", "labels"][:-1]
     elif what == "classes":
         content["test", "labels"] = content["test", "labels"] + 1
-    elif what == "bytes":  # of integers in the other order
+    elif what == "bytes":  # in the wrong order
         content["train", "labels"] = content["train", "labels"].astype(np.int32).byteswap()
         dtypes["train", "labels"] = ">i4"
     elif what == "floats":

@@ -312,7 +312,7 @@ def test_state_dicts(name, backend, device):
 @pytest.mark.parametrize("read", ["layers", "step"])
 @every_backend
 def test_groups_share_the_mappings_that_they_are_given(read, rates, backend, device):
-    """Options are found by names in each group, and what the user gave stays as it is."""
+    """Each group finds options by its names, and the mappings of the user do not change."""
     (_, first), (_, second), (_, third), (_, fourth) = named = parameters([(3,)] * 4, torch.float32, device)
     groups = [[("p0", first), ("p1", second)], [("p1", third), ("p0", fourth)]]
     ours = fused_lwlr.SGD([{"params": group} for group in groups], lr=1.0, backend=backend)
