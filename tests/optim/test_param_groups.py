@@ -161,3 +161,30 @@ def test_a_dict_in_place_of_parameters_is_refused(name, device):
         ALL[name](layers_from_param_groups(grouped(named, [{}])), lr=0.1)
     with pytest.raises(TypeError, match=r"contains the string 'p0': pass model\.named_parameters\(\), or the"):
         ALL[name](dict(named), lr=0.1)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("source", ["ours", "torch"])
+@pytest.mark.parametrize("name", TORCH)
+def test_state_goes_from_groups_to_one_group_and_back(name, source, merge, device):
+    """As docs/checkpoints.md shows, by the state alone."""
+    options = [{"lr": 0.03, "weight_decay": 0.1}, {"lr": 0.011, "weight_decay": 0.0}]
+    named = parameters([(3, 2), (4,), (2, 2), (1,)], torch.float64, device)
+    copies = twin(named)
+    cls = (ALL if source == "ours" or not merge else TORCH)[name]
+    momentum = {"momentum": 0.9} if name == "sgd" else {}
+
+    def groups_of(pairs, merged):
+        groups = grouped([pairs[i] for i in (2, 0, 1, 3)], options)
+        return [layers_from_param_groups(groups, pairs)] if merged else groups
+
+    one, other = groups_of(named, not merge), groups_of(copies, merge)
+    before = cls(one, lr=0.02, **momentum)
+    train((before,), (named,), 3)
+    for (_, param), (_, copy) in zip(named, copies, strict=True):
+        copy.data.copy_(param.data)
+    after = ALL[name](other, lr=0.02, backend="torch", **momentum)
+    after.load_state_dict({**after.state_dict(), "state": before.state_dict()["state"]})
+    train((before, after), (named, copies), 3)
+    for (_, param), (_, copy) in zip(named, copies, strict=True):
+        same(copy.detach(), param.detach())
