@@ -24,7 +24,7 @@ class Columns:
 
     @property
     def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, where g is the stored `.grad`."""
+        """‖g‖₂ of each layer, where g is the stored `.grad`; for a step with a `GradScaler`, without the loss scale."""
         return self._column("sq_sum").sqrt()
 
     @property

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from cases import ALL, CASES, every_case, nan_arithmetic, overflow
-from pairs import beside_torch, twin_parameters
+from pairs import beside_torch, compare_weights, twin_parameters
 from papers import Paper
 from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train, uniform
 from tolerances import close, same
@@ -156,3 +156,32 @@ def test_limits_that_are_equal(name, backend, limit, other, device):
     ]
     train(pair, (named, expected), 3)
     compare(same, *pair, named, expected)
+
+
+def clip_units(params):
+    """Adaptive gradient clipping, as timm's: ‖g‖ of each output is at most 0.01 ‖w‖."""
+    for p in params:
+        dims = tuple(range(1, p.dim())) or None
+        most = 0.01 * p.detach().norm(dim=dims, keepdim=True).clamp(min=1e-3)
+        p.grad.mul_((most / p.grad.norm(dim=dims, keepdim=True).clamp(min=1e-6)).clamp(max=1.0))
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+@pytest.mark.parametrize("clip", [clip_units, partial(torch.nn.utils.clip_grad_value_, clip_value=0.2)])
+@every_case
+def test_gradients_are_clipped_in_other_ways_first(name, backend, clip, scaler, device):
+    named, expected = twin_parameters([(4, 3), (5,), (2, 3, 2)], torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.05, backend=backend)
+    torchs = TORCH[name]([p for _, p in expected], **OPTIONS[name], foreach=False)
+    amp = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=scaler)
+    for _ in range(3):
+        gradients(named, expected)
+        for _, p in named:
+            p.grad = amp.scale(p.grad)
+        amp.unscale_(ours)
+        for params in ([p for _, p in named], [p for _, p in expected]):
+            clip(params)
+        amp.step(ours)
+        amp.update()
+        clipped_by_torch(torchs, expected, 0.05)
+    compare_weights(close, named, expected, 3)

@@ -201,3 +201,20 @@ def test_after_a_step_without_gradients(name, backend, device):
     new.step()
     with pytest.raises(RuntimeError, match="the last step, in which no parameter had a gradient"):
         new.layer_stats()
+
+
+@every_case
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_the_norm_of_all_gradients(name, backend, scale, device):
+    """Before clipping, and without the scale of a GradScaler."""
+    named = parameters(STATS_SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], scaling=LAMB(), clip_global_norm=0.1, backend=backend)
+    scaler = torch.amp.GradScaler(device.type, init_scale=scale or 1.0, enabled=scale is not None)
+    gradients(named)
+    expected = torch.nn.utils.get_total_norm([p.grad for _, p in named]).item()
+    for _, p in named:
+        p.grad = scaler.scale(p.grad)
+    scaler.step(optimizer)
+    assert optimizer.layer_stats().grad_norm.norm().item() == pytest.approx(expected, rel=1e-6)
+    scaled = torch.nn.utils.get_total_norm([p.grad for _, p in named]).item()
+    assert scaled == pytest.approx(expected * (scale or 1.0), rel=1e-6)
