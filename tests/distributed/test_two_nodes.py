@@ -32,7 +32,7 @@ def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     assert codes == [0, 0], said
     [out] = tmp_path.glob("*/runs/train")
     [start] = json.loads((out / "run.json").read_text())
-    assert (start["world_size"], start["devices"], start["end"]) == (2, ["cpu", "cpu"], "finished")
+    assert (start["config"]["world_size"], start["devices"], start["end"]) == (2, ["cpu", "cpu"], "finished")
     assert sum("Everything is in runs/train" in text for text in said) == 1
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     assert running.run(Recipe(**FIELDS, out=str(tmp_path / "alone"))) == 0

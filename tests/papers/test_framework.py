@@ -67,11 +67,11 @@ def test_a_run_is_kept_and_not_run_again(monkeypatch):
 def test_work_that_follows_from_results(monkeypatch):
     """It is asked for again until nothing is new, and is kept like other work."""
 
-    def more(study, settings, results):
+    def next_jobs(study, settings, results):
         most = int(results["sum"].max())
         return [Job(f"x={x}-seed0", toy.add, {"x": x, "seed": 0}) for x in (most, min(most + 1, 44))]
 
-    monkeypatch.setattr(Study, "more", more)
+    monkeypatch.setattr(Study, "next_jobs", next_jobs)
     chosen = toy.study()
     assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
     followed = [(42, 0), (43, 0), (44, 0)]

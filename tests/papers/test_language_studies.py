@@ -11,7 +11,7 @@ from quick import quick
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import open_text, train_batches, val_batches
-from fused_lwlr.data.sampler import MicroBatchSampler
+from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler
 from fused_lwlr.models.gpt import GPT
 from fused_lwlr.papers import demo, elr_translation, language
 from fused_lwlr.papers.held_out import hold_out
@@ -167,7 +167,8 @@ def test_pairs_of_the_translation_are_trained_and_held_out(monkeypatch):
         fit, held = hold_out(text)
         splits = [fit.train, held, fit.val]
         assert [len(split) for split in splits] == [800, 100, 100]
-        targets = [{tuple(split.target[split.begin + i]) for i in range(len(split))} for split in splits]
+        loaded = (split[MicroBatch(0, 0, 0, 0, tuple(range(len(split))))] for split in splits)
+        targets = [set(map(tuple, examples.targets.tolist())) for examples in loaded]
         assert len(set.union(*targets)) == 1000
         return {"fields": fields}
 

@@ -76,11 +76,11 @@ def test_dropout_follows_from_seed_step_and_pass(data):
 
 
 def test_dropout_of_a_calibration_is_that_of_the_steps(data):
-    """So the rates do not depend on the number of processes, which take the passes of one in turn."""
+    """So the rates do not depend on the number of ranks, which take the micro-batches of one in turn."""
 
     def drawn(rank, size):
         trainer = Trainer(dataclasses.replace(BASE, micro_batch=8), World(rank, size, torch.device("cpu")), data)
-        return [torch.rand(1).item() for _ in trainer.passes.weighted(2)]
+        return [torch.rand(1).item() for _ in trainer.micro_batches.calibration_batches(2)]
 
     alone, shared = drawn(0, 1), [drawn(0, 2), drawn(1, 2)]
     assert len(set(alone)) == 8
