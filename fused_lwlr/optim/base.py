@@ -31,6 +31,7 @@ from fused_lwlr.optim.validate import (
     checked_group,
     checked_options,
     is_made_by_zero_redundancy_optimizer,
+    warn_of_unused_scaling,
 )
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local
@@ -147,7 +148,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for group, entries in zip(groups, resolve(layers, groups), strict=True):
                 group["layers"] = entries
                 set_max_lr(group)
-        check_selection(self.options, groups, stacklevel=5)
+        check_selection(self.options, groups)
 
     @property
     def _class_options(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @scaling.setter
     def scaling(self, scaling: Scaling | None) -> None:
         options = replace(self.options, scaling=scaling)
-        check_selection(options, self.param_groups, stacklevel=3)
+        check_selection(options, self.param_groups)
         self.options = options
 
     def _backends(self) -> dict[str, str]:
@@ -340,6 +341,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self._captured = (*self._captured, plan)  # type: ignore[arg-type]
             if plan is None:
                 self.complete_groups()
+                warn_of_unused_scaling(self.options, groups)
                 plan = StepPlan(self.options, groups, self.state, bucket)
             self._skip_report = plan.step(groups, self.state, loss_scale)
         except BaseException:

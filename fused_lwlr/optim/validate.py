@@ -66,21 +66,26 @@ def mismatch(tensor: Any, param: Tensor, *, copied: bool = False) -> str:
     return ""
 
 
-def check_selection(options: StepOptions, groups: Groups, stacklevel: int) -> None:
-    """Raises ValueError if the scaling selects by a name that no parameter has; warns if it selects no parameter."""
-    scaling = options.scaling
-    if scaling is None:
+def check_selection(options: StepOptions, groups: Groups) -> None:
+    """Raises ValueError if the scaling selects by a name that no parameter has."""
+    if options.scaling is not None:
+        named = all("param_names" in group for group in groups)
+        names = [name for group in groups for name in group["param_names"]] if named else None
+        options.scaling.selection.check(names, "parameter of this optimizer")
+
+
+def warn_of_unused_scaling(options: StepOptions, groups: Groups) -> None:
+    """Warns if the scaling selects no parameter: before a step, since other libraries may flatten parameters."""
+    if options.scaling is None:
         return
-    named = all("param_names" in group for group in groups)
-    names = [name for group in groups for name in group["param_names"]] if named else None
-    scaling.selection.check(names, "parameter of this optimizer")
-    # one that is not initialized yet has no shape to select it by
+    # an uninitialized one has no shape to select it by
     chosen = [is_lazy(p) or options.scales(group, at) for group in groups for at, p in enumerate(group["params"])]
     if not any(chosen):
         warnings.warn(
-            f"scaling={scaling!r} selects none of the {len(chosen)} parameters, so it has no effect: give it select=. "
-            "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
-            stacklevel=stacklevel,
+            f"scaling={options.scaling!r} selects none of the {len(chosen)} parameters, so it has no effect: give it "
+            "select=. By default most scalings select parameters of two or more dimensions, unlike the flat parameters "
+            "of FSDP1 and DeepSpeed's ZeRO, which have one",
+            stacklevel=8,
         )
 
 

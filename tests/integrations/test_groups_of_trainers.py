@@ -13,6 +13,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from fused_lwlr import LARS
+
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 every_name = pytest.mark.parametrize("name", OURS)
 
@@ -199,3 +201,6 @@ def test_flat_groups_of_deepspeed(name, device):
             give_gradients(optimizer.param_groups[0]["params"], step)
             optimizer.step()
     assert identical(*(optimizer.param_groups[0]["params"][0].detach() for optimizer in (ours, theirs)))
+    ours.scaling = LARS()
+    with pytest.warns(UserWarning, match="selects none of the 1 parameters"):
+        ours.step()

@@ -27,9 +27,9 @@ from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, N
 )  # fmt: skip
 def test_selection(name, scaling, constrained, device):
     named = layers(device)
+    ours = OURS[name](named, lr=0.1, scaling=scaling, backend="torch")
     with contextlib.nullcontext() if constrained else pytest.warns(UserWarning, match="selects none of the 5"):
-        ours = OURS[name](named, lr=0.1, scaling=scaling, backend="torch")
-    train((ours,), (named,), 1)
+        train((ours,), (named,), 1)
     stats = ours.layer_stats()
     assert stats.names == tuple(key for key, _ in named)
     assert [i for i, yes in enumerate(stats.constrained) if yes] == constrained
@@ -101,10 +101,15 @@ def test_a_scaling_that_is_set_later_is_checked_as_in_the_constructor(name, devi
 @every_name
 def test_a_scaling_without_a_layer_warns(name, device):
     """A flat parameter, as in FSDP1, has one dimension. The warnings name lines of the user."""
-    flat = [("_flat_param", torch.nn.Parameter(torch.ones(12, device=device)))]
+    flat = torch.nn.Parameter(torch.ones(12, device=device))
+    flat.grad = torch.ones_like(flat)
+    ours = OURS[name]([("_flat_param", flat)], lr=0.1, scaling=ELR(0.1))
     with pytest.warns(UserWarning, match="ELR.* selects none of the 1 parameters, so it has no effect") as first:
-        ours = OURS[name](flat, lr=0.1, scaling=ELR(0.1))
+        ours.step()
+    ours.step()
+    ours.scaling = LARS()
     with pytest.warns(UserWarning, match="LARS.* selects none of the 1 parameters") as second:
-        ours.scaling = LARS()
+        ours.step()
     assert {warning.filename for warning in (*first, *second)} == {__file__}
     ours.scaling = ELR(0.1, select="*")
+    ours.step()
