@@ -21,7 +21,7 @@ from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_lr
 from fused_lwlr.optim.layer_stats import last_statistics
-from fused_lwlr.optim.layers_argument import entries_of, is_by_position, resolve, to_text
+from fused_lwlr.optim.layers_argument import entries_of, resolve, to_text
 from fused_lwlr.optim.option_table import names_of
 from fused_lwlr.optim.options import SharedOptions, StepOptions, fixed
 from fused_lwlr.optim.step_plan import StepPlan
@@ -209,12 +209,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"a param group has {count} parameters, but {names} names: change group['params'] and "
                     "group['param_names'] together, or add parameters by add_param_group()"
                 )
-            layers = entries_of(group, labels, group.get("layers"))
-            if layers is not None and is_by_position(group["layers"]):
-                # the user may hold the list, and edit it again
-                group["layers"][:] = layers
-            else:
-                group["layers"] = layers
+            group["layers"] = entries_of(group, labels, group.get("layers"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group, as in `torch.optim`.
@@ -501,7 +496,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         self.param_groups = [
             {**group, "layers": f"of {len(group['layers'])} parameters, see layers()"}
-            if isinstance(group.get("layers"), list)
+            if isinstance(group.get("layers"), tuple)
             else group
             for group in groups
         ]

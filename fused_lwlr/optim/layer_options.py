@@ -1,8 +1,7 @@
 """Options of single layers within a param group: `layers=` of the optimizers.
 
-A param group without options of layers has None as `group["layers"]`. Otherwise `group["layers"]` lists an entry for
-each parameter of the group: a tuple of slices that cover its first dimension. Entries cannot be changed in place, so
-comparing lists shows every edit.
+A param group without options of layers has None as `group["layers"]`. Otherwise `group["layers"]` is a tuple with an
+entry for each parameter of the group: a tuple of slices that cover its first dimension.
 """
 
 import math

@@ -14,7 +14,7 @@ Ranges = dict[tuple[int, int] | None, LayerOptions]
 """The options of each range of a parameter's first dimension; None is the rest."""
 
 
-def resolve(given: Any, groups: Groups) -> list[list[Slices]]:
+def resolve(given: Any, groups: Groups) -> list[tuple[Slices, ...]]:
     """Returns the entries of each group for the names and patterns of `layers=`.
 
     Args:
@@ -47,40 +47,41 @@ def resolve(given: Any, groups: Groups) -> list[list[Slices]]:
         if stop is None and key not in ranges and key.endswith("]") and ":" in key.rpartition("[")[2]:
             raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
         for name in find(pattern, ranges, "layers=", "parameter of this optimizer"):
-            own = ranges[name]
-            # options of the whole parameter update the ranges of earlier keys, too
-            for range_ in list(own) if stop is None else [(start, stop)]:
-                own[range_] = own.get(range_, own[None]).updated(options)
+            options_in = ranges[name]
+            # a key without a slice updates the ranges of earlier keys, too
+            for bounds in list(options_in) if stop is None else [(start, stop)]:
+                options_in[bounds] = options_in.get(bounds, options_in[None]).updated(options)
     slices = {name: sorted(Slice(*cut, part) for cut, part in found.items() if cut) for name, found in ranges.items()}
     return [
-        [
+        tuple(
             _entry(name, param, slices[name], ranges[name][None])
             for name, param in zip(group["param_names"], group["params"], strict=True)
-        ]
+        )
         for group in groups
     ]
 
 
-def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> list[Slices] | None:
+def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> tuple[Slices, ...] | None:
     """Returns the entries of one group.
 
     Args:
         labels: the names of the parameters in messages.
-        given: None, the mapping or mappings of `layers=`, or a list with an item for each parameter: η, a dict of
-            options, `LayerOptions`, or a list of (start, stop, one of these).
+        given: None, the mapping or mappings of `layers=`, or a sequence with an item for each parameter: η, a dict of
+            options, `LayerOptions`, or a sequence of (start, stop, one of these).
     """
     if given is None:
         return None
     params = group["params"]
-    if is_by_position(given) and len(given) == len(params):
-        return [
+    mappings = isinstance(given, (list, tuple)) and any(map(_has_names, given))
+    if isinstance(given, Mapping) or mappings:
+        return resolve(given, [group])[0]
+    if isinstance(given, (list, tuple)) and len(given) == len(params):
+        return tuple(
             _entry(name, param, [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in entry])
             if _is_slices(entry)
             else (Slice(0, None, options_of(entry, name, [group])),)
             for name, param, entry in zip(labels, params, given, strict=True)
-        ]
-    if isinstance(given, Mapping) or (isinstance(given, (list, tuple)) and any(map(_has_names, given))):
-        return resolve(given, [group])[0]
+        )
     raise ValueError(f"'layers' of a param group must be None or have {len(params)} entries, not {given!r:.80}")
 
 
@@ -95,7 +96,7 @@ def to_text(entries: Sequence[Slices] | None) -> str | None:
     return json.dumps([[[start, stop, options.to_dict()] for start, stop, options in entry] for entry in entries])
 
 
-def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> list[Slices] | None:
+def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> tuple[Slices, ...] | None:
     """Parses the text of `to_text`, and returns the entries of a group in an order."""
     if text is None:
         return None
@@ -122,11 +123,6 @@ def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
             )
         check_option(option, number, f"layer {name!r}")
     return LayerOptions(**options)
-
-
-def is_by_position(given: Any) -> bool:
-    """Returns whether options of layers are a list with an item for each parameter, and not mappings of names."""
-    return isinstance(given, list) and not any(map(_has_names, given))
 
 
 def _has_names(value: Any) -> bool:

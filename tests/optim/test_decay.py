@@ -76,7 +76,7 @@ def test_where_max_lr_is_from(device):
     assert "max_lr" not in fused_lwlr.SGD(named, lr=0.1, layers={"p0": 0.5}).param_groups[0]
     later = fused_lwlr.SGD(named, lr=0.1, layers={"p0": 0.5}, backend="torch")
     later.param_groups[0].update(lr=0.01)
-    later.param_groups[0]["layers"][0] = {"corrected_decay": True}
+    later.param_groups[0]["layers"] = [{"corrected_decay": True}, 1.0]
     gradients(named)
     with pytest.raises(ValueError, match="max_lr=None must be a finite number above 0"):
         later.step()

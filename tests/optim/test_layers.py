@@ -334,7 +334,7 @@ def test_groups_share_the_mappings_that_they_are_given(read, rates, backend, dev
 
 @every_backend
 def test_groups_are_edited(backend, device):
-    """An entry may be replaced by a number, a dict or `LayerOptions`, and so may the list."""
+    """A group takes a mapping of names, or a number, a dict or `LayerOptions` for each parameter."""
     named = parameters([(3,), (3,)], torch.float32, device)
     ours = fused_lwlr.SGD(named, lr=0.5, weight_decay=0.5, layers={"p0": 0.0}, backend=backend)
     train((ours,), (named,), 1)
@@ -348,7 +348,7 @@ def test_groups_are_edited(backend, device):
         return [torch.equal(p, q) for (_, p), q in zip(named, before, strict=True)]
 
     assert step() == [True, False]
-    group["layers"][1] = {"weight_decay": 0.0}
+    group["layers"] = (*group["layers"][:1], {"weight_decay": 0.0})
     assert step() == [True, True]
     group["layers"] = [{"lr": 0.5}, 1.0]
     assert step() == [False, False]
@@ -357,7 +357,7 @@ def test_groups_are_edited(backend, device):
     group["layers"] = {"p1": 0.0, "*": {"weight_decay": 2.0}}
     assert ours.layers()["p0"] == {"lr": 0.5, "weight_decay": 1.0}
     assert step() == [False, True]
-    group["layers"][0] = 0.25
+    group["layers"] = [0.25, *group["layers"][1:]]
     assert ours.layers()["p0"] == {"lr": 0.125, "weight_decay": 0.5}
     group["layers"] = [{"eps": 1.0}, 1.0]
     with pytest.raises(ValueError, match="has 'eps', but layers of this optimizer"):
