@@ -51,9 +51,9 @@ def pick(
         )
     try:
         triton = importlib.import_module("fused_lwlr.kernels.triton")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise ImportError(
-            f"backend={backend!r} on {device.type} tensors needs Triton, which is not installed: "
+            f"backend={backend!r} on {device.type} tensors cannot run, since {_import_problem(error)}: "
             "pip install triton, or pass backend='torch'"
         ) from error
     if not triton.supports(device, dtype):
@@ -83,10 +83,16 @@ def _problem_on_cpu() -> str | None:
     """Why "auto" does not take Triton kernels on this CPU; "" for a reason that needs no warning, None if it does."""
     try:
         triton = importlib.import_module("fused_lwlr.kernels.triton")
-    except ModuleNotFoundError:
-        return "Triton is not installed"
+    except ImportError as error:
+        return _import_problem(error)
     problem: str | None = triton.problem_on_cpu()
     return problem
+
+
+def _import_problem(error: ImportError) -> str:
+    """Returns why Triton cannot be imported."""
+    missing = isinstance(error, ModuleNotFoundError)
+    return "Triton is not installed" if missing else f"Triton cannot be imported: {error}"
 
 
 @cache

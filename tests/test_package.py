@@ -37,11 +37,27 @@ def test_our_kernels_folder_is_not_an_installed_package():
     assert (result.stdout, result.stderr) == ("None\nNone\n", "")
 
 
+WITHOUT_TRITON = "sys.modules['triton'] = None"
+BROKEN_TRITON = """
+class Broken:
+    def find_spec(self, name, *_):
+        if name == 'triton':
+            raise ImportError('libtriton.so: undefined symbol')
+sys.meta_path.insert(0, Broken())"""
+
+
 @pytest.mark.long
-def test_import_without_triton():
-    """The package and its reference backend work; asking for the other backend names the package to install."""
+@pytest.mark.parametrize(
+    ("triton", "reason"),
+    [
+        (WITHOUT_TRITON, "Triton is not installed"),
+        (BROKEN_TRITON, "Triton cannot be imported: libtriton.so: undefined symbol"),
+    ],
+)
+def test_import_without_triton(triton, reason):
+    """The package and its reference backend work; asking for the other backend says what to install."""
     result = python(
-        "import sys; sys.modules['triton'] = None\n"
+        f"import sys; {triton}\n"
         "import fused_lwlr, torch\n"
         "from fused_lwlr import backends\n"
         "print(fused_lwlr.show_config())\n"
@@ -52,11 +68,11 @@ def test_import_without_triton():
     )
     *config, on_cuda, on_mps, stepped = result.stdout.splitlines()
     assert any(line.startswith("C compiler: not used, ") for line in config)
-    assert any(line.endswith(" threads; torch, since Triton is not installed") for line in config)
-    assert on_cuda.startswith("backend='auto' on cuda tensors needs Triton, which is not installed")
+    assert any(line.endswith(f" threads; torch, since {reason}") for line in config)
+    assert on_cuda.startswith(f"backend='auto' on cuda tensors cannot run, since {reason}")
     assert (on_mps, stepped) == ("torch, since no kernels for it", "[0.5, 0.5]")
     assert result.stderr.strip().endswith(
-        "ImportError: backend='triton' on cpu tensors needs Triton, which is not installed: "
+        f"ImportError: backend='triton' on cpu tensors cannot run, since {reason}: "
         "pip install triton, or pass backend='torch'"
     )
 

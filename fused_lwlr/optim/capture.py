@@ -16,7 +16,8 @@ def are_on_gpu(groups: Groups) -> bool:
 def check_capture(options: StepOptions, groups: Groups, plan: StepPlan | None) -> None:
     """Raises RuntimeError if a replay would differ from a step."""
     name = options.class_name
-    if not all(group["capturable"] for group in groups):
+    # groups of another optimizer may lack it
+    if not all(group.get("capturable") for group in groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")
     if plan is None or not plan.repeats:
         raise RuntimeError(

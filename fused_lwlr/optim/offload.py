@@ -104,7 +104,8 @@ class CPUOffload(StepInBackward):
         arrived()
         copies = [self._copies[param] for param in params]
         for copy, grad in zip(copies, grads, strict=True):
-            if grad.dtype != copy.dtype:
+            # older versions of torch have no `grad_dtype`
+            if grad.dtype != (getattr(copy, "grad_dtype", None) or copy.dtype):
                 copy.grad_dtype = grad.dtype
             copy.grad = grad
         super()._step_bucket(copies)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, repeat
 from operator import is_
 from typing import Any
 
@@ -51,9 +51,9 @@ class StepPlan:
     """
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
-        self.options, self._is_bucket = options, bucket is not None
+        self.options = options
         invariant = options.rescale_weights
-        # kept: while these tensors live, no other tensor gets one of the ids in the key
+        # a reference keeps the ids in the key unique
         self._rescaled = [] if invariant is False else invariant.rescaled_tensors()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options, groups)
@@ -125,7 +125,7 @@ class StepPlan:
                 # with `Factors`, `factors_of` has set the statistics
                 if (statistics := run()) is not None:
                     launch.statistics = statistics
-                # now: if the next launch fails, this plan is complete
+                # before the next launch, which may fail: the count and the state of this one are right
                 launch.count_step()
                 if self._stepped_versions is None:
                     launch.store(states)
@@ -134,7 +134,7 @@ class StepPlan:
                 written = [member.param for member in self._members if member.is_written]
                 increment_version(list(filter(is_distributed, written)))
             if self._stepped_versions is None:
-                # members without a launch have state too
+                # also the state of members whose launch plan has no gradient in this step
                 for launch in self.launch_plans:
                     launch.store(states)
                 drop_unused(options, groups, states)
@@ -162,16 +162,15 @@ class StepPlan:
             return False
 
     def _remember_state(self, states: Any) -> None:
-        """Remembers the state, if all entries are tensors."""
+        """Remembers the state of all members."""
         with suppress(RuntimeError, TypeError):
             state = self._state_of(states)
-            tensors = [entry for entry in state[0 if self._is_bucket else len(states) :] if entry is not None]
+            tensors = [entry for entry in state if isinstance(entry, Tensor)]
             self._known_state = state, tensors, list(map(POINTER, map(local, tensors)))
 
     def _state_of(self, states: Any) -> list[Any]:
-        """Returns the keys of the state, because two parameters may exchange theirs, and then all entries."""
-        read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        return list(chain(() if self._is_bucket else states, *map(dict.values, read)))
+        """Returns all entries of the state of the members, in the order of the members."""
+        return list(chain.from_iterable(map(dict.values, map(states.get, self._params, repeat({})))))
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
@@ -224,8 +223,8 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
                 "ema" in group,
                 group.get("capturable"),
                 group.get("ema") is None,
-                # complete groups have None or a list
-                layers[:] if isinstance(layers := group.get("layers"), list) else layers is None,
+                # complete groups have None or a tuple
+                layers if isinstance(layers := group.get("layers"), tuple) else layers is None,
             )
             for group in groups
         ],

@@ -43,9 +43,10 @@ class BalancedLR(Scaling):
             weight_norm: ‖w‖ of each layer, a floating-point tensor of shape [layers].
 
         Returns:
-            A factor for each layer, of the same shape and dtype; 1 for a layer of norm 0, which is left out.
+            A factor for each layer, of the same shape and dtype. A layer whose norm is 0 or infinite does not count for L: its
+            factor is 1 or 0.
         """
         some = weight_norm != 0
         inverse = torch.where(some, 1 / torch.where(some, weight_norm, 1.0), 0.0)
-        # as in the kernels, an infinite weight is left out
+        # an infinite weight gets the factor 0, and does not count
         return torch.where(some, inverse * (inverse != 0).sum() / inverse.sum(), 1.0)

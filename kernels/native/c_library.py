@@ -27,9 +27,11 @@ def compiler() -> tuple[list[str], str]:
         CompileError: no compiler is installed, or it does not run.
     """
     try:
-        command = shlex.split(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "")
+        command = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
         raise CompileError(f"the environment variable CC is not a command ({error})") from error
+    # a path may have spaces
+    command = command or [path for path in (shutil.which("gcc") or shutil.which("clang"),) if path]
     if not command:
         raise CompileError("no C compiler was found: install gcc or clang, or set the environment variable CC")
     try:

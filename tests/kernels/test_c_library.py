@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_a_compiler_that_is_not_a_command_is_named(monkeypatch):
     compiler.cache_clear()
     with pytest.raises(CompileError, match=r"the environment variable CC is not a command \(No closing quotation\)"):
         compiler()
+    compiler.cache_clear()
+
+
+def test_a_compiler_in_a_folder_with_a_space(monkeypatch, tmp_path):
+    path = tmp_path / "my tools" / "gcc"
+    path.parent.mkdir()
+    path.symlink_to(shutil.which("gcc"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    compiler.cache_clear()
+    assert compiler()[0] == [str(path)]
     compiler.cache_clear()
 
 

@@ -184,6 +184,10 @@ def test_gradients_of_another_dtype(stream, device):
         for param in model.parameters():
             param.grad_dtype = torch.bfloat16
     train(*pair)
+    for model in (pair[0].model, pair[1]):
+        for param in model.parameters():
+            param.grad_dtype = param.dtype
+    train(*pair)
 
 
 def test_another_order_of_layers(stream, device):
