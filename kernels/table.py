@@ -69,13 +69,14 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
+        fields: name of a field of `Row` -> its values, [rows].
         has_grad: for each parameter, whether it has a gradient in the next step, bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
         version: increases when gradients appear or disappear, or when their dtypes, shapes or strides may differ. New
             addresses do not change it.
         grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_index: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
-        device_tables: the device table of this table for each set of columns, which a backend keeps.
+        device_tables: the device table of this table for columns and a shape of hyper rows, which a backend keeps.
     """
 
     def __init__(
@@ -90,10 +91,12 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        self.hyper_index = np.array([row.hyper_index for row in self.rows], dtype=np.int64)
+        columns_of_rows = zip(*self.rows, strict=True)
+        self.fields = {name: np.array(column) for name, column in zip(Row._fields, columns_of_rows, strict=True)}
+        self.hyper_index: np.ndarray = self.fields["hyper_index"]
         self.steps = np.ones(len(params), dtype=np.float32) if steps is None else steps
         self.capturable = capturable
-        self.device_tables: dict[tuple[str, ...], Any] = {}
+        self.device_tables: dict[tuple[tuple[str, ...], tuple[int, ...]], Any] = {}
         self.has_grad, self.version = np.array([grad is not None for grad in grads], dtype=bool), 0
         self.grad_addresses = np.array([address or 0 for address in addresses_of(grads)], dtype=np.int64)
         self._guard: Callable[..., bool] = lambda *grads: False
@@ -161,38 +164,28 @@ class Table:
         return grad.layout is torch.strided and (grad.dtype, grad.device, grad.shape) == needed
 
     @cached_property
-    def tensor_of_row(self) -> np.ndarray:
-        """For each row, the index of its parameter, int64 [rows]."""
-        return np.array([row.param_index for row in self.rows], dtype=np.int64)
-
-    @cached_property
     def number_in_tensor(self) -> np.ndarray:
         """For each row, its number among the rows of its parameter, int64 [rows]."""
-        _, first, tensor = np.unique(self.tensor_of_row, return_index=True, return_inverse=True)
+        _, first, tensor = np.unique(self.fields["param_index"], return_index=True, return_inverse=True)
         number: np.ndarray = np.arange(len(self.rows)) - first[tensor]
         return number
 
     @cached_property
-    def exponent(self) -> np.ndarray:
-        """For each row, its exponent of Ŵ, int64 [rows]."""
-        return np.array([row.exponent for row in self.rows], dtype=np.int64)
-
-    @cached_property
     def rescales(self) -> bool:
         """Whether any row is divided by a power of Ŵ."""
-        return bool(self.exponent.any())
+        return bool(self.fields["exponent"].any())
 
     def radii(self) -> Tensor:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""
         column = self.column("radius")
         none = torch.zeros((), device=self.columns["param"][0].device)
-        rows = zip(self.tensor_of_row.tolist(), self.number_in_tensor.tolist(), strict=True)
+        rows = zip(self.fields["param_index"].tolist(), self.number_in_tensor.tolist(), strict=True)
         return torch.stack([none if column[tensor] is None else column[tensor][number] for tensor, number in rows])
 
     @property
     def stepped(self) -> np.ndarray:
         """For each row, whether its parameter has a gradient, of the gradients that were set last, bool [rows]."""
-        stepped: np.ndarray = self.has_grad[self.tensor_of_row]
+        stepped: np.ndarray = self.has_grad[self.fields["param_index"]]
         return stepped
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:

@@ -84,12 +84,12 @@ class LaunchPlan:
     @cached_property
     def scaled(self) -> Tensor:
         """For each row, whether the scaling acts on it: bool [rows], on the device."""
-        return to_device(torch.tensor([row.scaled for row in self.table.rows], device="cpu"), self.device)
+        return to_device(torch.from_numpy(self.table.fields["scaled"]), self.device)
 
     @cached_property
     def counts_for_max_norm(self) -> Tensor:
         """For each row, whether its norm counts for Ŵ: bool [rows], on the device."""
-        return to_device(torch.tensor([row.counts_for_max_norm for row in self.table.rows], device="cpu"), self.device)
+        return to_device(torch.from_numpy(self.table.fields["counts_for_max_norm"]), self.device)
 
     def stepped_on_device(self) -> Tensor:
         """Returns `table.stepped` on the device."""

@@ -96,7 +96,9 @@ def to_text(entries: Sequence[Slices] | None) -> str | None:
     return json.dumps([[[start, stop, options.to_dict()] for start, stop, options in entry] for entry in entries])
 
 
-def from_text(group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]) -> tuple[Slices, ...] | None:
+def from_text(
+    group: dict[str, Any], labels: Sequence[str], text: Any, order: Sequence[int]
+) -> tuple[Slices, ...] | None:
     """Parses the text of `to_text`, and returns the entries of a group in an order."""
     if text is None:
         return None

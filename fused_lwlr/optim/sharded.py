@@ -54,7 +54,7 @@ def factors_of(
     """Returns the factors of a launch, and sets the statistics of its step, from its sums over all processes."""
     sums = sums.to(launch.device)
     of_row = to_device(torch.from_numpy(launch.table.hyper_index), launch.device)
-    multipliers = torch.tensor([row.multiplier for row in launch.table.rows], dtype=sums.dtype, device="cpu")
+    multipliers = torch.from_numpy(launch.table.fields["multiplier"]).to(sums.dtype)
     lr = as_tensor([h.lr for h in hyper], sums)[of_row] * to_device(multipliers, launch.device)
     weight_decay = as_tensor([h.applied_decay for h in hyper], sums)[of_row]
     radii = launch.table.radii().double() if options.on_spheres else None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain, repeat
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -51,7 +51,7 @@ class StepPlan:
     """
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
-        self.options = options
+        self.options, self._is_bucket = options, bucket is not None
         invariant = options.rescale_weights
         # a reference keeps the ids in the key unique
         self._rescaled = [] if invariant is False else invariant.rescaled_tensors()
@@ -162,23 +162,26 @@ class StepPlan:
             return False
 
     def _remember_state(self, states: Any) -> None:
-        """Remembers the state of all members."""
+        """Remembers the state, if it is that of parameters alone."""
         with suppress(RuntimeError, TypeError):
             state = self._state_of(states)
-            tensors = [entry for entry in state if isinstance(entry, Tensor)]
+            entries = state[0 if self._is_bucket else len(states) :]
+            tensors = [entry for entry in entries if isinstance(entry, Tensor)]
             self._known_state = state, tensors, list(map(POINTER, map(local, tensors)))
 
     def _state_of(self, states: Any) -> list[Any]:
-        """Returns all entries of the state of the members, in the order of the members."""
-        return list(chain.from_iterable(map(dict.values, map(states.get, self._params, repeat({})))))
+        """Returns the keys of the state, because two parameters may exchange theirs, and then all entries."""
+        # a loop over keys would call `Tensor.__hash__`, which is Python code, for each parameter
+        read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
+        return list(chain(() if self._is_bucket else states, *map(dict.values, read)))
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
         if self._rescaled:
             for launch in self.launch_plans:
                 # a row without a gradient is only rescaled
-                rows = [row.hyper_index for row in launch.table.rows]
-                launch.table.hyper_index = np.where(launch.table.stepped, rows, len(self._hyper_keys))
+                table = launch.table
+                table.hyper_index = np.where(table.stepped, table.fields["hyper_index"], len(self._hyper_keys))
         # without any gradient nothing is rescaled
         nothing = not any(launch.has_gradients for launch in self.launch_plans)
         self._launched = [

@@ -43,8 +43,8 @@ class BalancedLR(Scaling):
             weight_norm: ‖w‖ of each layer, a floating-point tensor of shape [layers].
 
         Returns:
-            A factor for each layer, of the same shape and dtype. A layer whose norm is 0 or infinite does not count for L: its
-            factor is 1 or 0.
+            A factor for each layer, of the same shape and dtype. A layer of norm 0 or infinity does not count for L,
+            and has the factor 1 or 0.
         """
         some = weight_norm != 0
         inverse = torch.where(some, 1 / torch.where(some, weight_norm, 1.0), 0.0)

@@ -1,7 +1,6 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -35,20 +34,6 @@ SCALAR_COLUMNS = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
 
-@dataclass
-class Workspace:
-    """Memory that launches reuse.
-
-    Attributes:
-        tensors: the memory.
-        versions: the version of each parameter at the launch that stored Σw² of the rows here, int64; None if no launch
-            did.
-    """
-
-    tensors: tuple[Tensor, ...]
-    versions: np.ndarray | None = None
-
-
 class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy before every launch.
 
@@ -74,28 +59,30 @@ class DeviceTable:
         active: for each row, whether it is active.
         rescales: whether the exponent of any row is not 0.
         tiles: the number of tiles of all rows.
-        workspaces: workspaces by the arguments that they depend on.
+        workspace: the memory that launches reuse, set by the first one; None before.
         kernels: kernels that were compiled for it, see `Kernel`, by the arguments that they depend on.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
         self._columns, self._strides = table.columns, strides_of(table)
-        self._tensor, self._number_in_tensor = table.tensor_of_row, table.number_in_tensor
+        self._tensor, self._number_in_tensor = table.fields["param_index"], table.number_in_tensor
         self._first_element, self.numel = extents_of(table)
         self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
         # saves a fiftieth of the host time of a step
         self._row_is_param = not self._first_element.any() and np.array_equal(self._tensor, np.arange(len(params)))
-        self._rescaled, self.rescales = table.exponent != 0, table.rescales
-        scaled = np.array([row.scaled for row in table.rows])
-        self._static_flags = (SCALED.value * scaled) | (table.exponent << SHIFT.value)
+        exponent = table.fields["exponent"]
+        self._rescaled, self.rescales = exponent != 0, table.rescales
+        self._static_flags = (SCALED.value * table.fields["scaled"]) | (exponent << SHIFT.value)
         names = (*SCALAR_COLUMNS, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.itemsizes = {
             name: 0 if dtype is None or name in SCALAR_COLUMNS else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
-        self.workspaces: dict[Any, Workspace] = {}
+        self.workspace: tuple[Tensor, ...] | None = None
+        self._norm_versions: np.ndarray | None = None
+        """The version of each parameter whose Σw² is in the workspace, int64; None if a launch must compute all."""
         self.kernels: dict[Any, Any] = {}
         self._seen_version = -1
 
@@ -108,12 +95,12 @@ class DeviceTable:
         entries = self._upload.host[float_words:].reshape(-1, self.rows)
         counts = -(-self.numel // tile)
         entries[NUMEL.value], entries[FIRST_TILE.value] = self.numel, np.cumsum(counts) - counts
-        entries[-1] = [row.layer_index for row in table.rows]
+        entries[-1] = table.fields["layer_index"]
         self._hyper_index, self._staged_flags = entries[HYPER_INDEX.value], entries[FLAGS.value]
         self._addresses = dict(zip(names, entries[STEP_COUNT.value : -1], strict=True))
         self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:float_words].view(np.float32)
-        staged_floats[: self.rows] = [row.multiplier for row in table.rows]
+        staged_floats[: self.rows] = table.fields["multiplier"]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
         # int32: the rows have halves of addresses, which may look like NaNs, whose bits a copy as float32 may change
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
@@ -130,7 +117,7 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in CLEARED_WITHOUT_GRADIENT if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, hyper: HyperRows | None = None, workspace: Workspace | None = None) -> None:
+    def refresh(self, table: Table, hyper: HyperRows | None = None) -> None:
         """Brings the device table up to date with the table and the hyper rows of a step, and uploads it.
 
         The flags say for which rows Σw² in the workspace is still right.
@@ -148,8 +135,8 @@ class DeviceTable:
         self._capturing = table.capturable and is_capturing(self.buffer.device)
         self._staged_flags[:] = self._active_flags
         # replays do not check version counters
-        if workspace is not None and workspace.versions is not None and not self._capturing:
-            self._staged_flags |= NORM_CARRIED.value * (self._versions() == workspace.versions)[self._tensor]
+        if self._norm_versions is not None and not self._capturing:
+            self._staged_flags |= NORM_CARRIED.value * (self._versions() == self._norm_versions)[self._tensor]
         if self._capturing:
             self._upload.capture([*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())])
         else:
@@ -199,10 +186,11 @@ class DeviceTable:
             if name != "grad":
                 real(self._columns[name][index]).copy_(scratch)
 
-    def remember_norms(self, workspace: Workspace) -> None:
-        """Notes that a launch has stored Σw² of active rows for the present parameters in a workspace."""
-        # a captured launch has not run; no parameter has a negative version
-        workspace.versions = None if self._capturing else np.where(self._active_params, self._versions(), -1)
+    def remember_norms(self, *, stored: bool) -> None:
+        """Notes whether a launch has stored Σw² of active rows for the present parameters in the workspace."""
+        # a captured launch has not run yet; -1 equals no version
+        stored = stored and not self._capturing
+        self._norm_versions = np.where(self._active_params, self._versions(), -1) if stored else None
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -214,12 +202,6 @@ class DeviceTable:
         """The elements of each row, 0 for a row that is not active."""
         numel: np.ndarray = np.where(self.active, self.numel, 0)
         return numel
-
-    def workspace(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> Workspace:
-        """Returns a workspace, which `make` makes at the first call."""
-        if key not in self.workspaces:
-            self.workspaces[key] = Workspace(make())
-        return self.workspaces[key]
 
     def kernel(self, key: Any, items: Callable[[], np.ndarray], make: Callable[[Tensor], Any]) -> Any:
         """Returns a kernel with the items of active rows.
@@ -242,7 +224,6 @@ class DeviceTable:
         """Yields all memory that launches use, but for the columns."""
         yield self.buffer
         yield from (kernel.items for kernel in self.kernels.values() if kernel.items is not None)
-        for workspace in self.workspaces.values():
-            yield from workspace.tensors
+        yield from self.workspace or ()
         for scratch in self._scratch.values():
             yield from scratch.values()

@@ -107,7 +107,7 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | N
     coefficients = np.empty((2, len(table.rows)), dtype=np.float32)
     steps: Any = table.steps.item(0)
     if np.count_nonzero(table.steps != steps):
-        steps = table.steps.astype(np.float64)[table.tensor_of_row]
+        steps = table.steps.astype(np.float64)[table.fields["param_index"]]
     for i, each in enumerate(hyper):
         rows: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
         counts = steps if isinstance(steps, float) else steps[rows]

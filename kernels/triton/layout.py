@@ -19,7 +19,7 @@ def extents_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first element of each row in its parameter, and its elements, both int64 [rows]."""
     params = [real(param) for param in table.columns["param"]]
     first = np.zeros(len(table.rows), dtype=np.int64)
-    numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[table.tensor_of_row]
+    numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[table.fields["param_index"]]
     for i, row in enumerate(table.rows):
         if row.stop is not None:
             # counted in storage order

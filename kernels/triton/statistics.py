@@ -94,20 +94,18 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
     columns = ("param", "grad")
-    device_table = table.device_tables.get(columns)
+    device_table = table.device_tables.get((columns, (0, 0)))
     if device_table is None:
-        device_table = table.device_tables[columns] = DeviceTable(table, columns, (0, 0), sizes.statistics_tile)
+        device_table = table.device_tables[columns, (0, 0)] = DeviceTable(table, columns, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
-    workspace = device_table.workspace(
-        "statistics",
-        lambda: (
+    if device_table.workspace is None:
+        device_table.workspace = (
             torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows, dtype=torch.int32, device=device),
-        ),
-    )
+        )
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    arguments = (*workspace.tensors, out, grad_scale)
+    arguments = (*device_table.workspace, out, grad_scale)
     dtypes = (device_table.dtypes["param"] if weight else None, device_table.dtypes["grad"] if grad else None)
     kernel = device_table.kernel(
         (dtypes, grad_scale is None),

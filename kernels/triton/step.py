@@ -50,10 +50,10 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     hyper_rows = hyper_rows_of(rule, hyper, factor if isinstance(factor, FactorFormula) else None, table)
     device, columns, shape = table.columns["param"][0].device, columns_of(rule), hyper_rows.values.shape
-    device_table = table.device_tables.get(columns)
-    if device_table is None or device_table.hyper_shape != shape:
+    device_table = table.device_tables.get((columns, shape))
+    if device_table is None:
         tile = sizes_of(device).queue_tile
-        device_table = table.device_tables[columns] = DeviceTable(table, columns, shape, tile)
+        device_table = table.device_tables[columns, shape] = DeviceTable(table, columns, shape, tile)
     plain = write and factor is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, hyper_rows, factor, gate or NO_GATE, write, rounding_seed)
@@ -97,11 +97,10 @@ def _queued(
     retraction, target = formula and formula.retraction, None if factor is None else factor.target
     rho = factor.rho if isinstance(factor, Factors) else None
     retracts = retraction is not None or rho is not None
-    workspace = device_table.workspace(
-        ("queue", target, retracts), lambda: queue_workspace(device_table, target, retracts)
-    )
-    device_table.refresh(table, hyper_rows, workspace)
-    counters, partials, checksums, factors, statistics = workspace.tensors
+    if device_table.workspace is None:
+        device_table.workspace = queue_workspace(device_table)
+    device_table.refresh(table, hyper_rows)
+    counters, partials, checksums, factors, statistics = device_table.workspace
     if isinstance(factor, Factors):
         factors = factor.values.contiguous() if rho is None else torch.stack((factor.values, rho))
     arguments = (
@@ -139,29 +138,24 @@ def _queued(
         launch(kernel, device_table, arguments, counts=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.commit_writes()
-        if target not in (None, "direction"):
-            device_table.remember_norms(workspace)
+        if target is not None:
+            device_table.remember_norms(stored=target != "direction")
         return None if formula is None else statistics if retracts else statistics[:, : len(STEP_STATISTICS)]
 
     return take
 
 
-def queue_workspace(device_table: DeviceTable, target: FactorTarget | None, retracts: bool) -> tuple[Tensor, ...]:
-    """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
-
-    `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
-    """
-    device = device_table.buffer.device
-    # without norm items no result is stored for a row or a tile
-    rows, tiles = (0, 0) if target is None else (device_table.rows, device_table.tiles)
+def queue_workspace(device_table: DeviceTable) -> tuple[Tensor, ...]:
+    """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`."""
+    device, rows, tiles = device_table.buffer.device, device_table.rows, device_table.tiles
     statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
     statistics[:, FACTOR] = 1
     return (
-        torch.zeros(2 + 2 * device_table.rows, dtype=torch.int32, device=device),
+        torch.zeros(2 + 2 * rows, dtype=torch.int32, device=device),
         torch.zeros(6 * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
-        torch.ones((2 if retracts else 1) * rows, dtype=torch.float32, device=device),
+        torch.ones(2 * rows, dtype=torch.float32, device=device),
         statistics,
     )
 
