@@ -64,7 +64,7 @@ def check_formula(function: Any, name: str) -> None:
 
 
 class _OnlyReal(TorchFunctionMode):
-    """Refuses arithmetic on integers and comparisons, which Triton computes with 32 bits and with one bit."""
+    """Refuses arithmetic on integers and on comparisons: Triton computes them in 32 bits and in one bit."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -87,7 +87,10 @@ def _tree(function: Any) -> ast.FunctionDef | None:
 
 
 def _problem(function: FunctionType, tree: ast.FunctionDef, numbers: frozenset[str] = frozenset()) -> str | None:
-    """Returns the name of something in a formula that cannot be compiled, or None. `numbers` are no tensors."""
+    """Returns the name of something in a formula that cannot be compiled, or None.
+
+    `numbers` are the names of arguments that are numbers.
+    """
     given, code = tree.args, function.__code__
     if given.posonlyargs or given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args:
         return "arguments other than one or more plain names"

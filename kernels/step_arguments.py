@@ -88,7 +88,7 @@ class FactorFormula(NamedTuple):
             direction_norm, dot: ‖d‖ and ⟨w, d⟩ of the direction, if that is the target.
             Every name in `constants`.
         target: the quantity that the factor multiplies, and whose norm is `norm`. "gradient": the gradient, clipped,
-            before any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without it.
+            before any weight decay. "decayed": the gradient with coupled weight decay added; `norm` is without it.
             "direction": all that lr multiplies, decay included, by its own norm.
         constants: name -> number.
         retraction: controls the norms of these rows, or None. With it the target is "direction", the formula takes R as

@@ -16,10 +16,10 @@ STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot
 """Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
-"""Functions that `map` calls without Python code in between."""
+"""Functions in C: `map` runs no Python code for each tensor."""
 SMALL = 1 << 42
-"""The data pointer of a tensor without memory is its offset. A pointer below this number may be one; on some builds of
-Python pointers to the heap are below it, too."""
+"""A tensor without memory returns its offset in bytes as its pointer. A pointer below this number may be such an offset
+or, on some builds of Python, an address."""
 
 
 class Row(NamedTuple):
@@ -29,8 +29,8 @@ class Row(NamedTuple):
         param_index: the number of the parameter in the table.
         multiplier: the learning-rate multiplier η.
         scaled: whether a `FactorFormula` acts on this row.
-        exponent: p. At its end a step divides the weight and the first state, which is the momentum, by Ŵᵖ. Ŵ is the
-            largest ‖w‖ of rows with `counts_for_max_norm`. 0 for no division, and with a `Retraction`.
+        exponent: p: at the end of a step w ← w / Ŵᵖ, and the same for the first state, the momentum. Ŵ is the largest
+            ‖w‖ of rows with `counts_for_max_norm`. 0 for no division; it must be 0 with a `Retraction`.
         counts_for_max_norm: whether Ŵ is a maximum over this row, too. Only rows with an exponent above 0 may count.
         hyper_index: the index of its hyper row when its parameter has a gradient.
         layer_index: its number among all rows of an optimizer, from which noise for stochastic rounding is drawn.

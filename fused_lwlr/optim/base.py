@@ -99,7 +99,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _last_plans: tuple[StepPlan, ...] | None = None
     """The plans of the last step: one, or one for each bucket of `step_in_backward`. None if there was no step."""
     _captured: tuple[StepPlan, ...] = ()
-    """The plans whose memory captured CUDA graphs use. They are kept as long as the optimizer."""
+    """The plans whose memory captured CUDA graphs read and write. They are never dropped."""
     _handle: Any = Handle()
     """The handle of `step_in_backward` or `offload_to_cpu`, or one that does nothing."""
     _skip_report: SkipReport | None = None
@@ -340,7 +340,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 plan = StepPlan(self.options, groups, self.state, bucket)
             self._skip_report = plan.step(groups, self.state, loss_scale)
         except BaseException:
-            # the plan has the gradients of this step, but statistics of the last one
+            # layer_stats() must not show the statistics of an earlier step
             self._last_plans = None
             raise
         finally:

@@ -61,7 +61,7 @@ def loss_scale_gates(launches: Sequence[LaunchPlan], loss_scale: Gate | None) ->
     """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each launch."""
     scaler = loss_scale or Gate()
     if isinstance(scaler.found_inf, int):
-        # the sum of no checks
+        # GradScaler adds up its checks: without any, the sum is the int 0
         raise RuntimeError(
             "GradScaler has checked no gradient of this step: call unscale_() after backward(), and update() after "
             "every step()"
@@ -81,7 +81,9 @@ def factors_and_gates(
     loss_scale: Gate | None,
     reducer: ShardReducer | None,
 ) -> tuple[list[Decision], SkipReport | None]:
-    """Decides for each launch, from one pass over all gradients or weights if needed. Also returns the report.
+    """Returns the factors and the gate of each launch, and the report on the step.
+
+    If an option needs sums over all gradients or weights, this reads them first.
 
     With a `reducer`, which sums over the processes that share layers, this computes the factors too, by one all-reduce.
     A clipped direction takes two, since it depends on the norm of all gradients.

@@ -23,7 +23,7 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
     merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
     factor, per_lr = layer.decay_factors(group)
     if options.lr_in_momentum:
-        # the buffer has lr · g, so the step has the rate 1
+        # the buffer holds lr · g, so the step has the rate 1; corrected decay still needs lr
         lr, per_lr, merged["gradient_gain"] = 1.0, per_lr * lr, lr
     ema = group[EMA]
     hyperparameters = options.rule.hyperparameters(merged)
@@ -31,7 +31,7 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
         lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, hyperparameters
     )
     is_tensor = isinstance(lr, Tensor)
-    # tensors may be on a GPU, where each operation of the product would be a launch
+    # tensors are not checked: on a GPU each operation of the product would be a launch
     decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.applied_decay
     if max(map(abs, (0.0 if is_tensor else lr, decay, *hyperparameters))) > largest:
         _refuse_too_large({**merged, "weight_decay": row.applied_decay}, largest)
@@ -51,5 +51,5 @@ def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:
     """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
     if not (value.is_cuda or group["capturable"]):
         return float(value)
-    # kernels read memory, to which a lazy sign does not belong
+    # kernels read memory, which does not include a lazy sign
     return value.resolve_neg() if value.dtype in (torch.float32, torch.float64) else value.float()

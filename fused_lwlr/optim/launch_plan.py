@@ -50,10 +50,10 @@ class LaunchPlan:
         steps = np.array([member.steps for member in members], dtype=np.float32)
         self.table = Table(columns, rows, steps=steps, capturable=capturable)
         if addressable:
-            # the next step is compared with these
+            # remembers addresses and forms for the next step
             self.table.accept_gradients(columns["grad"], columns["param"])
         if self._counts:
-            # the state shares memory with the array that a step increments
+            # views of `table.steps`: `count_step` changes the state, too
             for member, count in zip(members, torch.from_numpy(steps).unbind(), strict=True):
                 member.state["step"] = count
         first = columns["param"][0]

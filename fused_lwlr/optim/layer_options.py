@@ -117,7 +117,7 @@ def labels_of(groups: Groups) -> list[list[str]]:
 
     A name that occurs more than once is preceded by "group.".
     """
-    # positions, which stand for missing names, are not counted
+    # only names are counted: a position is never unique by itself
     counts = Counter(name for group in groups for name in group.get("param_names", ()))
     labels = []
     for index, group in enumerate(groups):

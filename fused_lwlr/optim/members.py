@@ -1,4 +1,4 @@
-"""The parameters that a plan steps, and other tensors that it rescales, with everything that a table needs of each."""
+"""The parameters that a plan steps, and other tensors that it rescales, with the data for their rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from fused_lwlr.shards import local, local_row, shard_reducer_of
 
 @dataclass
 class Member:
-    """A parameter, or a tensor that is only rescaled, with everything that a table needs of it.
+    """A parameter, or a tensor that is only rescaled, with the data for its rows of a table.
 
     Attributes:
         param: the tensor.
@@ -105,7 +105,7 @@ def members_of(
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.state])
-    # parameters must not share a count. Separate counts are kept, because a captured graph writes to them
+    # counts that share memory are cloned. Others stay, since a captured graph writes to them
     counted = [member for member in members if "step" in member.state]
     if len(set(addresses_of([member.state["step"] for member in counted]))) < len(counted):
         for member in counted:
@@ -115,7 +115,7 @@ def members_of(
 
 
 def _add_radii(members: Sequence[Member]) -> None:
-    """Adds the radii of members that begin on their spheres, one for each row: the norms of the rows now.
+    """Sets the radii of members that have none to the present norms of their rows.
 
     Norms are norms of whole layers, and of master weights.
     """
@@ -162,7 +162,7 @@ def _add_rescaled(
 
 
 def check_memory(members: Sequence[Member]) -> bool:
-    """Checks the memory that the next step writes to. Returns whether the checks pass for any other set of gradients.
+    """Checks the memory that the next step writes to. Returns True if no later set of gradients can make it fail.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
@@ -177,7 +177,7 @@ def check_memory(members: Sequence[Member]) -> bool:
     tensors = [tensor for *_, tensor in writable]
     inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
     if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
-        # with a parameter that is in its group twice, every new set of gradients needs a new plan, whose checks raise
+        # False for a parameter that is in its group twice: only `check_gradients` of a new plan refuses it
         return len(unique) == len(members)
     written = [
         (tensor, f"{name!r} in the state of {member.label}" if name else member.label)

@@ -88,7 +88,7 @@ class CPUOffload(StepInBackward):
         self._jobs.append(self._thread.submit(self._step_copies, params, grads, arrived))
 
     def _finish(self) -> None:
-        """Waits for full buckets. Later work of the device comes after the copies of their weights."""
+        """Waits for full buckets, and lets the device wait for the copies of their weights."""
         wait(self._jobs)
         self._stream.make_device_wait()
 

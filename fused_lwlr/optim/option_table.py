@@ -37,7 +37,7 @@ class Option(NamedTuple):
 def number_of(value: Any) -> float | None:
     """Returns a real number or a tensor of one element as a float; None for anything else."""
     if type(value) is float:
-        # nearly always, and checked in a step whose lr changed
+        # the common case, in every step whose lr changed
         return value
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 and not value.is_meta else None

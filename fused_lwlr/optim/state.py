@@ -98,7 +98,7 @@ class StateSpec:
         return problem
 
     def is_complete(self, state: Mapping[str, Any]) -> bool:
-        """Returns whether the parameter has all of its state, and took its first step."""
+        """Returns whether the state is complete, and the first step was not skipped."""
         counts = self.counts_on_device or self.options.rule.counts_steps
         if self._first_was_skipped(state) or (counts and "step" not in state):
             return False

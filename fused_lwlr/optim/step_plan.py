@@ -162,7 +162,7 @@ class StepPlan:
             return False
 
     def _remember_state(self, states: Any) -> None:
-        """Remembers the state, if it is that of parameters alone."""
+        """Remembers the state. If it cannot, each step needs a new plan."""
         with suppress(RuntimeError, TypeError):
             state = self._state_of(states)
             entries = state[0 if self._is_bucket else len(states) :]

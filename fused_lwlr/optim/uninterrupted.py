@@ -42,7 +42,7 @@ def uninterrupted() -> Iterator[None]:
     finally:
         postponing = False
         with ExitStack() as stack:
-            # after the handlers are back, all of them even if one raises
+            # raised when all handlers are restored, all of them even if one handler raises
             for number in reversed(pending):
                 stack.callback(signal.raise_signal, number)
             for number, handler in handlers.items():

@@ -42,7 +42,7 @@ def apply_update(
     if isinstance(d, Tensor):
         return w.sub_(d * (lr * factor))
     rate = factor * (lr / d.correction)
-    # one pass where the rate is a number, and not of no dimension
+    # one pass; addcdiv_ takes only a number as its value
     if isinstance(rate, float):
         return w.addcdiv_(d.numerator, d.denominator, value=-rate)
     return w.sub_(d.numerator * rate / d.denominator)

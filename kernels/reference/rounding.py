@@ -22,7 +22,7 @@ def key_of(seed: int, layer_index: int, steps: Tensor) -> Tensor:
 
 
 def position_of(param: Tensor) -> Tensor:
-    """Returns the number of each element of a row: in the order of memory if they fill one run, else in index order."""
+    """Returns the number of each element of a row: its offset in memory if the row is dense, otherwise its index."""
     position = torch.empty_like(param, dtype=torch.int64)
     if position.stride() != param.stride():
         position = position.contiguous()

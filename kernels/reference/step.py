@@ -104,7 +104,7 @@ def step(
 
 
 def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
-    """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
+    """Returns `step` with these arguments. Nothing is prepared before it is called."""
     return partial(step, *args, **options)
 
 

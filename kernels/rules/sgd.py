@@ -13,8 +13,8 @@ from fused_lwlr.kernels.rules.base import Hyper, Rule, States
 def hyperparameters(options: Mapping[str, Any]) -> tuple[float, ...]:
     """Returns momentum, 1 − dampening, 1 for nesterov or 0, and G.
 
-    G is the option "gradient_gain", 1 by default: with lr 1 it puts the learning rate into the momentum buffer, as the
-    TensorFlow reference of MLPerf does.
+    G is the option "gradient_gain", 1 by default. `lr_in_momentum` sets G to the learning rate and lr to 1, so that the
+    buffer holds lr · g, as in the TensorFlow reference of MLPerf.
 
         g ← G · g
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)

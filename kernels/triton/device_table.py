@@ -69,7 +69,7 @@ class DeviceTable:
         self._first_element, self.numel = extents_of(table)
         self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
-        # saves a fiftieth of the host time of a step
+        # the usual table, for which `_set_addresses` needs no index: saves a fiftieth of the host time of a step
         self._row_is_param = not self._first_element.any() and np.array_equal(self._tensor, np.arange(len(params)))
         exponent = table.fields["exponent"]
         self._rescaled, self.rescales = exponent != 0, table.rescales
@@ -88,7 +88,8 @@ class DeviceTable:
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
-        float_words = -(-floats // 4) * 2
+        # two int64 for each 16 bytes
+        float_words = 2 * -(-floats // 4)
         self._upload = Upload(float_words + (len(names) + 5) * self.rows, params[0].device)
         self.buffer = self._upload.buffer
         self.floats, self.integers = self.buffer[:float_words].view(torch.float32), self.buffer[float_words:]
@@ -102,7 +103,7 @@ class DeviceTable:
         staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = table.fields["multiplier"]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
-        # int32: the rows have halves of addresses, which may look like NaNs, whose bits a copy as float32 may change
+        # int32, since rows contain addresses, and a copy as float32 may change bits that look like NaN
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
         self._scratch: dict[str, dict[int, Tensor]] = {}

@@ -24,7 +24,7 @@ def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
     if not is_native(device):
         return GPU
-    # a thread is slow to write data that another has just read: so several threads do all norms before all updates
+    # writing to memory that another core has just read is slow: with several threads all norms come before all updates
     return CPU if torch.get_num_threads() == 1 else CPU._replace(window=1 << 60)
 
 
@@ -48,7 +48,7 @@ class Kernel:
 
     Attributes:
         meta, max_programs: as given.
-        items: the work of programs, int32 [n, 2], on the device; None when other rows became active.
+        items: the work of programs, int32 [n, 2], on the device; None if it must be made again, for other active rows.
         context: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.
 

@@ -60,8 +60,8 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
         dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, "evict_last")
-    # Both have the same value. If the absolute value comes first, compilers take it in half precision, and wait for
-    # each load; with a direction, a product that comes first delays loads.
+    # Equal values, but other code. Without a direction the product is first: otherwise compilers take the absolute
+    # value in half precision, and wait for each load. With a direction it is last: otherwise loads start late.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)

@@ -201,5 +201,5 @@ def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dic
 def compiled_update(rule: Rule, dtypes: Sequence[Any]) -> Any:
     """Returns the Triton function of a rule: exact to the last bit, unless all results are stored in half precision."""
     weight, _, master, _, *states = dtypes
-    # numbers that a compiler sees as scalars are Python's in the interpreter
+    # in the interpreter scalars are numbers of Python, which the approximate functions cannot take
     return compiled(rule.update, exact=knobs.runtime.interpret or tl.float32 in (weight, master, *states))

@@ -69,7 +69,7 @@ def test_heads_take_turns(name, backend, made, device):
 
 @every_case
 def test_other_entries_of_the_state_need_no_new_plan(name, backend, made, device):
-    """A program may keep a note beside the tensors of a parameter."""
+    """A program may add a text to the state of a parameter."""
     named = parameters([(3, 2)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend=backend)
     ours.state[named[0][1]]["note"] = "text"
