@@ -141,11 +141,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         # layers= and select= name parameters, which exist from here on
         groups, layers = self.param_groups, given.get("layers")
         if layers is not None:
-            if any(group["layers"] is not None for group in groups):
-                raise ValueError(
-                    "layers= is given to the optimizer and in a param group: give it in one of these places"
-                )
             for group, entries in zip(groups, resolve(layers, groups), strict=True):
+                # wrappers such as SAM write the arguments of the constructor into every group, too
+                if group["layers"] not in (None, entries):
+                    raise ValueError(
+                        "layers= is given to the optimizer and in a param group: give it in one of these places"
+                    )
                 group["layers"] = entries
                 set_max_lr(group)
         check_selection(self.options, groups)

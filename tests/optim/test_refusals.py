@@ -118,6 +118,14 @@ def test_multipliers_are_given_once(name, params):
         OURS[name]([{"params": params, "layers": {"p0": 2.0}}], layers={"p1": 2.0})
 
 
+@every_name
+def test_multipliers_are_given_twice_and_equal(name, params):
+    """As wrappers pass them that write their arguments into every group, such as SAM."""
+    layers = {"p0": 2.0, "p1": {"weight_decay": 0.0, "corrected_decay": True}}
+    ours = OURS[name]([{"params": params, "layers": layers}], lr=0.1, layers=layers)
+    assert ours.layers() == OURS[name](params, lr=0.1, layers=layers).layers()
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
