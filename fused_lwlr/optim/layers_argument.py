@@ -66,12 +66,14 @@ def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> tupl
 
     Args:
         labels: the names of the parameters in messages.
-        given: None, the mapping or mappings of `layers=`, or a sequence with an item for each parameter: η, a dict of
-            options, `LayerOptions`, or a sequence of (start, stop, one of these).
+        given: None, the mapping or mappings of `layers=`, the text of a state dict, or a sequence with an item for each
+            parameter: η, a dict of options, `LayerOptions`, or a sequence of (start, stop, one of these).
     """
     if given is None:
         return None
     params = group["params"]
+    if isinstance(given, str):
+        return from_text(group, labels, given, range(len(params)))
     mappings = isinstance(given, (list, tuple)) and any(map(_has_names, given))
     if isinstance(given, Mapping) or mappings:
         return resolve(given, [group])[0]

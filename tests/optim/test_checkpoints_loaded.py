@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import every_case, every_name
 from pairs import beside_torch, compare_weights
-from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, train, twin, uniform
+from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, train, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import LARS
@@ -279,3 +279,20 @@ def test_state_that_belongs_to_no_parameter_changes_no_step(name, backend, value
     train((ours, torchs), (named, expected), 3)
     compare_weights(close, named, expected, 12)
     assert ours.state["global"] is value
+
+
+@every_name
+def test_groups_of_a_dict_as_param_groups(name, device):
+    """A dict has options of layers as text. Some trainers copy options of its groups, or construct with its groups."""
+    named = parameters([(4, 3), (2,)], torch.float32, device)
+    ours = OURS[name](named, lr=0.1, layers={"p0[1:3]": 0.5, "p1": {"weight_decay": 0.0}})
+    (group,) = saved(ours.state_dict())["param_groups"]
+    other = OURS[name](named, lr=1.0)
+    other.param_groups[0].update({key: value for key, value in group.items() if key != "params"})
+    train((other,), (named,), 1)
+    assert other.layers() == ours.layers()
+    params = [param for _, param in named]
+    assert OURS[name]([{**group, "params": params}]).layers() == ours.layers()
+    other.param_groups[0]["layers"] = "half"
+    with pytest.raises(ValueError, match="'layers' of a state dict must be None or JSON from state_dict"):
+        train((other,), (named,), 1)
