@@ -42,11 +42,12 @@ class Selection:
 
     def __init__(self, select: Selector, default: Selector = weights, owner: str = ""):
         self._select, self._default, self._owner = select, default, owner
-        if callable(select):
+        # a class is a mistake: parameters are not modules
+        if callable(select) and not isinstance(select, type):
             return
         # patterns may be an iterator, which can be read only once
         several = isinstance(select, Iterable) and not isinstance(select, str)
-        patterns: tuple[str, ...] = tuple(select) if several else (select,)  # type: ignore[assignment]
+        patterns: tuple[str, ...] = tuple(select) if several else (select,)  # type: ignore[arg-type, assignment]
         if not all(isinstance(pattern, str) for pattern in patterns):
             # one line, also if it has tensors
             shown = " ".join(repr(select).split())

@@ -150,3 +150,9 @@ WRONG = [
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         call(ViT(**SIZE))
+
+
+def test_corrected_decay_needs_the_result_of_scale_invariant():
+    """The other functions take the model."""
+    with pytest.raises(ValueError, match=r"^invariant=Linear\(.*\) must be the result of fused_lwlr.scale_invariant\("):
+        multipliers.corrected_decay(nn.Linear(2, 2))

@@ -43,6 +43,7 @@ def test_numbers_out_of_range(scaling, field, values):
         (lambda: NormalizedGradient(select=[None]), "select="),
         (lambda: LARS(select=[torch.zeros(9, 9)]), r"^LARS\(select=\[tensor\(.{1,80} must be a predicate, a name, or"),
         (lambda: LARS(select=3), "select="), (lambda: LARS(select=None), "select="),
+        (lambda: LARS(select=torch.nn.Conv2d), r"^LARS\(select=<class '.*Conv2d'>\) must be a predicate, a name, or"),
     ],
 )  # fmt: skip
 def test_fields_that_do_not_fit(make, message):

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 
 from fused_lwlr.measure.layers import layers_of
+from fused_lwlr.methods.checks import require
 from fused_lwlr.methods.lwlr.init import EMBEDDINGS, is_norm
 from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
@@ -62,7 +63,12 @@ def corrected_decay(invariant: ScaleInvariant) -> dict[str, dict[str, bool]]:
 
     Returns:
         Layer name -> {"corrected_decay": True}, for `layers=` of an optimizer.
+
+    Raises:
+        ValueError: `invariant` is something else, such as a model.
     """
+    result = "the result of fused_lwlr.scale_invariant(model, batch, loss_fn)"
+    require(isinstance(invariant, ScaleInvariant), "invariant", invariant, result)
     return {name: {"corrected_decay": True} for name in (*invariant.names, *invariant.slices)}
 
 
