@@ -28,6 +28,7 @@ def layers_from_param_groups(
     lr and weight_decay of the result come from one of the groups, chosen so that these products are exact; only if
     groups differ in lr and have lr_scale too, lr · η_i is rounded, in double precision. With exact products and
     `backend="torch"` the step has the bits of a step with the groups; Triton multiplies lr and η in single precision.
+    A tensor that all groups share stays that tensor, so that edits of it count; other tensors become numbers.
 
     `lr_scale`, as in timm's `param_groups_layer_decay`, becomes a multiplier. timm's schedulers apply it; as a
     multiplier it acts with every scheduler, and without one.
@@ -76,7 +77,7 @@ def layers_from_param_groups(
             raise ValueError("groups= must not have 'layers': give these to the optimizer")
         if name in ("params", "param_names"):
             merged[name] = list(chain.from_iterable(values))
-        elif name in ("lr", "weight_decay"):
+        elif name in ("lr", "weight_decay") and any(value is not values[0] for value in values):
             # with the largest mantissa, so that base · (value / base) is exactly the value
             merged[name] = base = max(map(float, values), key=lambda value: math.frexp(value)[0])
             for options, value in zip(own, values, strict=True):

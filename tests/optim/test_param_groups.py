@@ -82,6 +82,16 @@ def test_rates_of_the_groups_are_those_of_the_layers(device):
     assert any(rates[0] * (rate / rates[0]) != rate for rate in rates)
 
 
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+def test_a_tensor_that_all_groups_share_stays(option, device):
+    """Schedulers, loops and CUDA graphs may change it in place."""
+    named, number = parameters([(2,), (3,)], torch.float32, device), torch.tensor(0.5, device=device)
+    groups = [{"params": named[:1], option: number}, {"params": named[1:], option: number, "lr_scale": 0.25}]
+    ours = ALL["sgd"]([layers_from_param_groups(groups)], lr=1.0)
+    number.mul_(0.5)
+    assert [each[option] for each in ours.layers().values()] == [0.25, 0.0625 if option == "lr" else 0.25]
+
+
 def test_names_and_common_options_stay(device):
     named = parameters([(2, 2)] * 3, torch.float32, device)
     groups = [
