@@ -252,6 +252,40 @@ def test_numbers_that_are_not_finite(tmp_path):
     assert len(page.images) == 1 + 3 + 2
     assert "Effective learning rates over training" not in page.titles
     assert "top-1" not in page.all
+    assert "not finite final validation loss, trained weights, epoch 3" in page.all
+
+
+OF_TEXT = {"tokens": 100, "perplexity": 7.5}
+
+
+@pytest.mark.parametrize(
+    ("of_last", "told", "absent"),
+    [
+        ({}, ["40.00 % best top-1, trained", "20.00 % final top-1 (top-5 40.00 %), trained"], "not finite"),
+        ({"loss": None}, ["40.00 % best top-1, trained weights, epoch 2", "not finite final validation loss, trained"],
+         "final top-1"),
+        (OF_TEXT, ["0.3333 lowest validation loss", "0.3333 final loss (perplexity 7.50), trained weights"], "not fin"),
+        ({**OF_TEXT, "perplexity": None}, ["0.3333 final loss (perplexity infinite), trained weights"], "not finite"),
+        ({**OF_TEXT, "loss": None, "perplexity": None},
+         ["0.5000 lowest validation loss, trained weights, in nats a token, epoch 2", "not finite final validation"],
+         "final loss"),
+    ],
+)  # fmt: skip
+def test_the_last_validation_is_shown_as_it_is(of_last, told, absent, undrawn, tmp_path):
+    """Also if it is not finite after better ones, or of a text whose perplexity is beyond double precision."""
+    fill(tmp_path)
+    records = read_records(tmp_path / "metrics.jsonl")
+    for record in records:
+        if record["kind"] == "validation":
+            record |= OF_TEXT if "tokens" in of_last else {}
+            record |= of_last if record["step"] == 6 else {}
+    without_averages = [record for record in records if record.get("weights") != "ema"]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in without_averages))
+    page = report(tmp_path)
+    assert "averaged" not in page.all
+    for text in told:
+        assert text in page.all
+    assert absent not in page.all
 
 
 def test_a_folder_without_a_run(tmp_path):
