@@ -118,7 +118,7 @@ def _timm(name: str, image_size: int, channels: int, classes: int, arguments: di
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         if not arguments:
             raise
-        raise ValueError(f"timm:{name} does not take {', '.join(arguments)}: {error!r}") from error
+        raise ValueError(f"timm:{name} does not take {', '.join(arguments)}: {error!r:.300}") from error
     except (OSError, RuntimeError) as error:
         if not arguments.get("pretrained"):
             raise

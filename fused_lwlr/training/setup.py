@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,13 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
         raise ValueError(f"--model-args {name}={arguments[name]} follows from other options and the data: leave it out")
     if recipe.pretrained:
         arguments["pretrained"] = True
-    model = build(recipe.model, classes=classes, **sizes, **arguments)
+    try:
+        model = build(recipe.model, classes=classes, **sizes, **arguments)
+    except (RuntimeError, TypeError) as error:
+        if not re.search("allocate memory|[Oo]verflow", str(error)):
+            raise
+        given = " ".join([f"--model {recipe.model}", *(f"--model-args {text}" for text in recipe.model_args)])
+        raise ValueError(f"{given} does not fit in memory: give smaller sizes") from error
     if recipe.init == "lwlr":
         try:
             fused_lwlr.lwlr_init_(model)

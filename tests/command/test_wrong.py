@@ -51,7 +51,11 @@ WRONG = [
     ("train --image-size 400000", "can't allocate memory: you tried to allocate"),
     ("train --image-size 99999999", "--image-size 99999999: must be less than or equal to 1000000"),
     ("train --batch-size 9999999999999", "--batch-size 9999999999999: must be less than or equal to 1000000000000"),
-    ("train --model toynet2x999999999999999999", "Storage size calculation overflowed with sizes="),
+    ("train --model toynet2x999999999999999999",
+     "--model toynet2x999999999999999999 does not fit in memory: give smaller sizes"),
+    ("train --model vit6x160000000000000000000", "--model vit6x160000000000000000000 does not fit in memory: give s"),
+    ("calibrate --model gpt2 --data python-docs --model-args width=4000000000000000000000",
+     "--model gpt2 --model-args width=4000000000000000000000 does not fit in memory: give smaller sizes"),
     ("train --data glyphs --image-size 40000", "--image-size 40000 is out of the range of glyphs: give 8 to 1024"),
     (
         "train --batch-size 63 --mixup 0.5",
