@@ -111,6 +111,8 @@ def splits_of(
 ) -> Splits:
     """The data set of images in memory, normalized by mean and deviation of those for training."""
     statistics = pixel_statistics(train[0])
+    if not statistics[1] > 0:
+        raise ValueError(f"data={name}: all pixels of the training images are equal: fetch the files again")
     plain, validation = (Images(*part, statistics, size, augmented=False) for part in (train, val))
     shifted = Images(*train, statistics, size, augmented=True) if augmented else plain
     return Splits(name, shifted, validation, classes, channels=1, image_size=size, plain=plain)

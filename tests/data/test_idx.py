@@ -108,6 +108,10 @@ def broken(folder, what):
         dtypes["train", "images"] = ">f4"
     elif what == "wide":
         content["test", "images"] = content["test", "images"][:, :, 1:]
+    elif what == "black":
+        content["train", "images"] = np.zeros_like(content["train", "images"])
+    elif what == "no pixels":
+        content |= {(part, "images"): content[part, "images"][:, :0, :0] for part in ("train", "test")}
     save(folder, content, dtypes=dtypes)
     path = folder / NAMES["train", "images"]
     if what == "short":
@@ -133,6 +137,8 @@ def broken(folder, what):
         "text": "is not in the IDX format, or is damaged",
         "gzip": "is not in the IDX format, or is damaged",
         "absent": "has no file *train-images*",
+        "black": "all pixels of the training images are equal: fetch the files again",
+        "no pixels": "all pixels of the training images are equal: fetch the files again",
     }.items(),
 )
 def test_files_that_cannot_be_used_are_refused(tmp_path, what, message):
