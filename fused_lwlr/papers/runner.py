@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,8 @@ def _outcomes(store: Store, jobs: Sequence[Job], workers: int) -> Iterator[tuple
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
     try:
-        futures = {pool.submit(_work, *work): work[0].name for work in todo}
+        with _interrupts_blocked():
+            futures = {pool.submit(_work, *work): work[0].name for work in todo}
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
@@ -113,8 +116,26 @@ def _outcomes(store: Store, jobs: Sequence[Job], workers: int) -> Iterator[tuple
             f"a process of {store.settings.study} died (out of memory?): repeat the command to continue; fewer "
             "--jobs need less memory"
         ) from error
+    except BaseException:
+        # Ctrl-C: the workers would still run the jobs of their queue
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes that start within the context never get Ctrl-C, not even in their imports."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(job: Job, path: Path, environment: dict[str, Any]) -> Failure:

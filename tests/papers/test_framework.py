@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 
 import fused_lwlr
 from fused_lwlr.command.main import app
-from fused_lwlr.papers import studies
+from fused_lwlr.papers import runner, studies
 from fused_lwlr.papers.framework import Job, Study
 from fused_lwlr.papers.runner import JobError, run
 from fused_lwlr.papers.store import Store
@@ -130,6 +132,29 @@ def test_killed_run_goes_on():
     results = run(store, jobs, workers=1)
     assert toy.ran()[4:] == [(10, 1), (20, 1), (30, 0), (40, 0)]
     assert [result["values"]["sum"] for result in results] == [10, 11, 20, 21, 30, 40]
+
+
+def test_ctrl_c_ends_the_workers_and_not_their_imports(monkeypatch):
+    """Workers start with the signal blocked; when it comes, they are ended with the jobs of their queue."""
+    events = []
+
+    def is_blocked():
+        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    def interrupted(futures):
+        events.append(is_blocked())
+        raise KeyboardInterrupt
+
+    pool = SimpleNamespace(
+        submit=lambda *work: events.append(is_blocked()), shutdown=lambda **options: events.append("shutdown")
+    )
+    monkeypatch.setattr(runner, "ProcessPoolExecutor", lambda *args, **options: pool)
+    monkeypatch.setattr(runner, "as_completed", interrupted)
+    worker = SimpleNamespace(terminate=lambda: events.append("terminate"))
+    monkeypatch.setattr(runner.multiprocessing, "active_children", lambda: [worker])
+    with pytest.raises(KeyboardInterrupt):
+        run(*start(toy.study()), workers=2)
+    assert events == [True] * 8 + [False, "terminate", "shutdown"]
 
 
 def alive(pid):
