@@ -123,6 +123,8 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
                     raise ValueError(
                         f"{shard} has a link for {entry.name}: pack the file itself (tar -h --hard-dereference)"
                     )
+                if image and entry.issparse():  # the bytes of its holes are not in the file
+                    raise ValueError(f"{shard} has {entry.name} as a sparse file: pack it without --sparse (tar -S)")
                 if not entry.isfile():
                     continue
                 if image:

@@ -126,13 +126,20 @@ def test_refused_files(kind, tmp_path, monkeypatch):
         open_data(**{"source": "a.tar", "image_size": 8, "augmentation": "none", **options})
 
 
-@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
-def test_links_are_refused(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (tarfile.LNKTYPE, r"a.tar has a link for a.jpg: pack the file itself"),
+        (tarfile.SYMTYPE, r"a.tar has a link for a.jpg: pack the file itself"),
+        (tarfile.GNUTYPE_SPARSE, r"a.tar has a.jpg as a sparse file: pack it without --sparse"),
+    ],
+)
+def test_images_whose_bytes_are_not_there_are_refused(kind, message, tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as file:
         link = tarfile.TarInfo("a.jpg")
         link.type, link.linkname = kind, "b.jpg"
         file.addfile(link)
-    with pytest.raises(ValueError, match=r"a.tar has a link for a.jpg: pack the file itself"):
+    with pytest.raises(ValueError, match=message):
         open_data(tmp_path / "a.tar", image_size=8, augmentation="none")
 
 
