@@ -55,6 +55,9 @@ class WandbSink:
 
     A resumed run continues the same run there, by an id in the file `wandb_id` of its folder. Steps that are repeated
     after a kill are logged again, with the same numbers. The run has the name of its folder.
+
+    Raises:
+        ValueError: the package cannot start a run.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
@@ -62,10 +65,17 @@ class WandbSink:
         identity = folder / "wandb_id"
         if not identity.exists():
             identity.write_text(uuid.uuid4().hex, encoding="utf-8")
-        self._run: Any = import_extra("wandb").init(
-            project=os.environ.get("WANDB_PROJECT", "fused_lwlr"), name=folder.name, dir=str(folder),
-            id=identity.read_text(encoding="utf-8"), resume="allow", config=dict(config),
-        )  # fmt: skip
+        wandb = import_extra("wandb")
+        try:
+            self._run: Any = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "fused_lwlr"), name=folder.name, dir=str(folder),
+                id=identity.read_text(encoding="utf-8"), resume="allow", config=dict(config),
+            )  # fmt: skip
+        except Exception as error:  # the package has many, as without a login or a network
+            reason = " ".join(str(error).split()).rstrip(". ")
+            raise ValueError(
+                f"--wandb cannot log ({reason}): run wandb login, set WANDB_MODE=offline, or leave --wandb out"
+            ) from error
         self._run.define_metric("*", step_metric="step")
 
     def add(self, record: Record) -> None:

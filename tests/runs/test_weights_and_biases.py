@@ -63,6 +63,17 @@ def test_a_resumed_run_keeps_its_id(wandb, tmp_path, monkeypatch):
     assert logged == [r["loss"] for r in read_records(tmp_path / "name/metrics.jsonl") if r["kind"] == "train"]
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, OSError, type("UsageError", (Exception,), {})])
+def test_without_a_login(kind, tmp_path, monkeypatch):
+    def init(**options):
+        raise kind("No API key configured.\nUse `wandb login`.")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    message = r"^--wandb cannot log \(No API key configured. Use `wandb login`\): run wandb login, set WANDB_MODE=offl"
+    with pytest.raises(ValueError, match=message):
+        WandbSink(tmp_path, {})
+
+
 def test_without_wandb(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match=r"wandb is not installed: pip install '\.\[wandb\]'"):
