@@ -143,6 +143,8 @@ class Group(TyperGroup):
             return f"{PACKAGES.get(error.name, error.name)} is not installed: {INSTALL}", 2
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{error}: make room on the disk, and type the command again", 2
+        if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EMFILE) and error.filename is None:
+            return f"{error}: start fewer processes (train: --workers, study: --jobs), or raise the limits (ulimit)", 2
         if isinstance(error, OSError) and error.filename is not None:
             return f"{error.filename}: {error.strerror}", 2
         if isinstance(error, (OSError, ValueError)) or type(error) is ImportError:

@@ -314,6 +314,16 @@ def test_a_full_disk(run, monkeypatch):
     assert stderr == "Error: [Errno 28] No space left on device: make room on the disk, and type the command again\n"
 
 
+@pytest.mark.parametrize("reason", [errno.EAGAIN, errno.EMFILE])
+def test_too_many_processes(reason, run, monkeypatch):
+    def refused(process):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refused)
+    stderr = run("train --steps 1 --rates single --device cpu --workers 1", 2).stderr
+    assert f"{os.strerror(reason)}: start fewer processes (train: --workers, study: --jobs), or raise" in stderr
+
+
 def test_too_little_memory(run, monkeypatch):
     def full(recipe):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
