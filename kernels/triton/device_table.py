@@ -59,7 +59,7 @@ class DeviceTable:
         active: for each row, whether it is active.
         rescales: whether the exponent of any row is not 0.
         tiles: the number of tiles of all rows.
-        workspace: the memory that launches reuse, set by the first one; None before.
+        workspaces: the memory that launches reuse: whether they have results for rows and tiles -> tensors.
         kernels: kernels that were compiled for it, see `Kernel`, by the arguments that they depend on.
     """
 
@@ -80,9 +80,9 @@ class DeviceTable:
             name: 0 if dtype is None or name in SCALAR_COLUMNS else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
-        self.workspace: tuple[Tensor, ...] | None = None
+        self.workspaces: dict[bool, tuple[Tensor, ...]] = {}
         self._norm_versions: np.ndarray | None = None
-        """The version of each parameter whose Σw² is in the workspace, int64; None if a launch must compute all."""
+        """The version of each parameter whose Σw² is in a workspace, int64; None if a launch must compute all."""
         self.kernels: dict[Any, Any] = {}
         self._seen_version = -1
 
@@ -121,7 +121,7 @@ class DeviceTable:
     def refresh(self, table: Table, hyper: HyperRows | None = None) -> None:
         """Brings the device table up to date with the table and the hyper rows of a step, and uploads it.
 
-        The flags say for which rows Σw² in the workspace is still right.
+        The flags say for which rows Σw² in a workspace is still right.
         """
         if table.version != self._seen_version:
             self._seen_version = table.version
@@ -188,7 +188,7 @@ class DeviceTable:
                 real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self, *, stored: bool) -> None:
-        """Notes whether a launch has stored Σw² of active rows for the present parameters in the workspace."""
+        """Notes whether a launch has stored Σw² of active rows for the present parameters in a workspace."""
         # a captured launch has not run yet; -1 equals no version
         stored = stored and not self._capturing
         self._norm_versions = np.where(self._active_params, self._versions(), -1) if stored else None
@@ -225,6 +225,7 @@ class DeviceTable:
         """Yields all memory that launches use, but for the columns."""
         yield self.buffer
         yield from (kernel.items for kernel in self.kernels.values() if kernel.items is not None)
-        yield from self.workspace or ()
+        for workspace in self.workspaces.values():
+            yield from workspace
         for scratch in self._scratch.values():
             yield from scratch.values()

@@ -98,14 +98,14 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     if device_table is None:
         device_table = table.device_tables[columns, (0, 0)] = DeviceTable(table, columns, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
-    if device_table.workspace is None:
-        device_table.workspace = (
+    if True not in device_table.workspaces:
+        device_table.workspaces[True] = (
             torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows, dtype=torch.int32, device=device),
         )
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    arguments = (*device_table.workspace, out, grad_scale)
+    arguments = (*device_table.workspaces[True], out, grad_scale)
     dtypes = (device_table.dtypes["param"] if weight else None, device_table.dtypes["grad"] if grad else None)
     kernel = device_table.kernel(
         (dtypes, grad_scale is None),

@@ -97,10 +97,11 @@ def _queued(
     retraction, target = formula and formula.retraction, None if factor is None else factor.target
     rho = factor.rho if isinstance(factor, Factors) else None
     retracts = retraction is not None or rho is not None
-    if device_table.workspace is None:
-        device_table.workspace = queue_workspace(device_table)
+    has_norms = target is not None
+    if has_norms not in device_table.workspaces:
+        device_table.workspaces[has_norms] = queue_workspace(device_table, has_norms=has_norms)
     device_table.refresh(table, hyper_rows)
-    counters, partials, checksums, factors, statistics = device_table.workspace
+    counters, partials, checksums, factors, statistics = device_table.workspaces[has_norms]
     if isinstance(factor, Factors):
         factors = factor.values.contiguous() if rho is None else torch.stack((factor.values, rho))
     arguments = (
@@ -138,21 +139,23 @@ def _queued(
         launch(kernel, device_table, arguments, counts=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.commit_writes()
-        if target is not None:
+        if has_norms:
             device_table.remember_norms(stored=target != "direction")
         return None if formula is None else statistics if retracts else statistics[:, : len(STEP_STATISTICS)]
 
     return take
 
 
-def queue_workspace(device_table: DeviceTable) -> tuple[Tensor, ...]:
+def queue_workspace(device_table: DeviceTable, *, has_norms: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`."""
-    device, rows, tiles = device_table.buffer.device, device_table.rows, device_table.tiles
+    device = device_table.buffer.device
+    # without norm items no result is stored for a row or a tile
+    rows, tiles = (device_table.rows, device_table.tiles) if has_norms else (0, 0)
     statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
     statistics[:, FACTOR] = 1
     return (
-        torch.zeros(2 + 2 * rows, dtype=torch.int32, device=device),
+        torch.zeros(2 + 2 * device_table.rows, dtype=torch.int32, device=device),
         torch.zeros(6 * tiles, dtype=torch.float32, device=device),
         torch.zeros(tiles, dtype=torch.int32, device=device),
         torch.ones(2 * rows, dtype=torch.float32, device=device),

@@ -126,7 +126,7 @@ def test_counters_are_back_at_zero(operation, device, monkeypatch):
         )
         # `gated` has made the device table of the statistics
         _, device_table = table.device_tables.values()
-        counters, *_ = device_table.workspace
+        counters, *_ = device_table.workspaces[True]
         assert not counters.any()
 
 
