@@ -123,6 +123,7 @@ def test_groups_and_their_bytes(name, dtype, device):
     ours = OURS[name](groups, lr=0.1, ema=0.9, backend="triton")
     plain = {"sgd": 3, "adamw": 7}[name] * dtype.itemsize
     start = weights(ours, named)
+    train((ours,), (named,), 1)
     assert cost(ours, named) == (1, plain + 8 * 20 / 40, 0)
     assert ["ema" in ours.state.get(p, {}) for _, p in named] == [True, True, False]
     ours.add_param_group({"params": parameters([(2,)], dtype, device)})
