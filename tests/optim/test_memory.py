@@ -70,7 +70,7 @@ def tensors_within(*things):
     return list(found.values())
 
 
-@pytest.mark.parametrize("shapes", [[(1,)] * 300, [(TILE * 200 + 1,)], [(TILE + 1,), (3, 5)] * 40], ids=len)
+@pytest.mark.parametrize("shapes", [[(1,)] * 100, [(TILE * 50 + 1,)], [(TILE + 1,), (3, 5)] * 20], ids=len)
 @every_control
 @every_name
 @pytest.mark.usefixtures("_no_launch")
