@@ -4,14 +4,17 @@ import gc
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from filelock import FileLock
+from triton.compiler import code_generator
 from triton.runtime.jit import JITFunction
 
 from fused_lwlr.kernels.native import build
@@ -38,6 +41,11 @@ SHIPPED, QUICK = build.OPTIMIZE, dict.fromkeys(build.OPTIMIZE, ("-O0",))
 build.OPTIMIZE = QUICK
 # kernels share functions, which Triton parses again for each kernel: a seventh of the time to compile one
 JITFunction.parse = cache(JITFunction.parse)
+# and Triton looks up the parameters of a function of its language again for each call: a tenth
+signature_of = cache(inspect.signature)
+code_generator.inspect = SimpleNamespace(
+    **{**vars(inspect), "signature": lambda function: signature_of(getattr(function, "__func__", function))}
+)
 LONG = ("runs", "papers", "distributed")
 """Folders of tests that train, or run several processes: all of them are long."""
 LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
