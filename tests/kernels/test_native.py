@@ -170,7 +170,7 @@ def test_same_bits_for_any_number_of_threads():
         equal(table, first, same)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_kernels_without_optimization_have_the_same_bits(dtype, optimize):
     """Most tests compile without optimization, so that they take less time, and results hold for users."""
     first = make("adamw", [(3_000,), (7,), (70, 3), ()], dtype, CPU)
