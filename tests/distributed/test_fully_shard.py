@@ -56,8 +56,9 @@ def parts(model):
     return [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 2)])
-@pytest.mark.parametrize(("name", "options"), ROWS)
+@pytest.mark.parametrize(
+    ("name", "options", "shape"), [*((*row, (4,)) for row in ROWS), *((*row, (2, 2)) for row in ROWS[1::2])]
+)
 def test_as_one_process_on_the_whole_batch(name, options, shape):
     """In double precision, in which the mean of means equals the mean up to negligible rounding."""
     model, alone = sharded(network(torch.float64), *shape), network(torch.float64)

@@ -23,8 +23,10 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "size"), [((4,), 1), ((4,), 1 << 30), ((2, 2), 100)])
-@pytest.mark.parametrize(("name", "options"), ROWS)
+@pytest.mark.parametrize(
+    ("name", "options", "shape", "size"),
+    [*((*row, (4,), 1) for row in ROWS), (*ROWS[0], (4,), 1 << 30), (*ROWS[1], (2, 2), 100)],
+)
 def test_steps_equal_steps_after_backward(name, options, size, shape):
     sides = [sharded(network(), *shape) for _ in range(2)]
     after, during = (ALL[name](net.named_parameters(), **{**OPTIONS[name], **options}) for net in sides)
