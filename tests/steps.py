@@ -93,7 +93,7 @@ def snapshot(optimizer: torch.optim.Optimizer, named: Named) -> Any:
 def cost(optimizer: torch.optim.Optimizer, named: Named) -> tuple[int, float, float]:
     """Launches of one step, and for each element its bytes and the bytes that update items read again.
 
-    Nothing is launched, nor compiled for a CPU, also by later steps: values stay as they are.
+    No kernel is launched or compiled for a CPU, in later steps too, so values do not change.
     """
     gradients(named)
     with without_kernels(), counted_bytes() as counted:

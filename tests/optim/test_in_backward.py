@@ -78,8 +78,8 @@ def check(sides):
     assert all(param.grad is None for param in other.parameters())
 
 
-# buckets know neither rules nor formulas: every scaling once, one of each kind in other dtypes and in kernels, and of
-# the other rules what they do to a factor
+# buckets do not depend on rules and formulas: each scaling runs once, and one of each kind with other dtypes, with
+# kernels and with other rules
 ROWS = [
     *(("adamw", "torch", scaling, torch.float32) for scaling in (None, *SCALINGS)),
     *(("adamw", "torch", scaling, dtype) for dtype in (torch.bfloat16, torch.float64) for scaling in (None, *KINDS)),

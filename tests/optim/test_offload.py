@@ -169,7 +169,7 @@ ROWS = {
 }
 
 
-# every row with both backends, and every size with one row: a bucket is a list of parameters, whatever their options
+# each row runs with both backends, and one row with all sizes, since buckets do not depend on options
 @pytest.mark.parametrize(
     ("row", "size", "backend"),
     [(row, 200, backend) for row in ROWS for backend in BACKENDS]
