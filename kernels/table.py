@@ -69,7 +69,7 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        fields: name of a field of `Row` -> its values, [rows].
+        fields: name of a field of `Row` -> its values for all rows, [rows]; not for slices and labels.
         has_grad: for each parameter, whether it has a gradient in the next step, bool [params].
         grad_addresses: the data pointer of each gradient, int64 [params]; 0 if it is absent or empty.
         version: increases when gradients appear or disappear, or when their dtypes, shapes or strides may differ. New
@@ -91,8 +91,9 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        columns_of_rows = zip(*self.rows, strict=True)
-        self.fields = {name: np.array(column) for name, column in zip(Row._fields, columns_of_rows, strict=True)}
+        # without slices and labels, which only `rows` has
+        numbers = [name for name in Row._fields if name not in ("start", "stop", "label")]
+        self.fields = {name: np.array([getattr(row, name) for row in self.rows]) for name in numbers}
         self.hyper_index: np.ndarray = self.fields["hyper_index"]
         self.steps = np.ones(len(params), dtype=np.float32) if steps is None else steps
         self.capturable = capturable
