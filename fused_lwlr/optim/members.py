@@ -105,7 +105,7 @@ def members_of(
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.state])
-    # counts that share memory are cloned. Others stay, since a captured graph writes to them
+    # if any counts share memory, all are cloned. Otherwise they stay, since a captured graph writes to them
     counted = [member for member in members if "step" in member.state]
     if len(set(addresses_of([member.state["step"] for member in counted]))) < len(counted):
         for member in counted:
