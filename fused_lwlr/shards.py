@@ -62,24 +62,28 @@ class ShardReducer:
     """Turns sums over the local parts of some rows into sums over whole layers.
 
     One all-reduce of one table for each dimension of a device mesh along which a parameter is sharded: for
-    `fully_shard` there is one. All processes must have the same rows in the same order, each as its tensor and its
-    local part.
+    `fully_shard` there is one. All processes must have the same rows in the same order.
+
+    Args:
+        held: for each row, its tensor and its local part.
+        device: of the sums.
     """
 
     def __init__(self, held: Sequence[tuple[Tensor, Row]], device: torch.device):
         tensors = [tensor for tensor, _ in held]
-        along: dict[tuple[Any, int], list[bool]] = {}
+        # mesh and dimension -> for each row, whether it is sharded along this dimension
+        is_sharded: dict[tuple[Any, int], list[bool]] = {}
         for i, tensor in enumerate(tensors):
             for dim, placement in enumerate(getattr(tensor, "placements", ())):
                 if not placement.is_replicate():
                     mesh = tensor.device_mesh  # type: ignore[attr-defined]
-                    along.setdefault((mesh, dim), [False] * len(tensors))[i] = True
+                    is_sharded.setdefault((mesh, dim), [False] * len(tensors))[i] = True
         empty = [row.start == row.stop or local(tensor).numel() == 0 for tensor, row in held]
         self._empty = torch.tensor(empty, device=device)[:, None] if any(empty) else None
-        # rows that are not sharded along a dimension keep their values
-        self._along = [
+        # rows that are not sharded along a dimension keep their values; None if there are no such rows
+        self._dimensions = [
             (mesh.get_group(dim), None if all(rows) else torch.tensor(rows, device=device)[:, None])
-            for (mesh, dim), rows in along.items()
+            for (mesh, dim), rows in is_sharded.items()
         ]
 
     def reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
@@ -87,7 +91,7 @@ class ShardReducer:
         operation = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
         # an empty row adds nothing, so ignore its values
         values = values.clone() if self._empty is None else torch.where(self._empty, 0.0, values)
-        for group, rows in self._along:
+        for group, rows in self._dimensions:
             total = values if rows is None else torch.where(rows, values, 0.0)
             torch.distributed.all_reduce(total, op=operation, group=group)
             values = total if rows is None else torch.where(rows, total, values)
@@ -97,4 +101,4 @@ class ShardReducer:
 def shard_reducer_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> ShardReducer | None:
     """The `ShardReducer` for these rows, or None if no row is sharded."""
     reducer = ShardReducer(held, device)
-    return reducer if reducer._along else None
+    return reducer if reducer._dimensions else None

@@ -85,8 +85,8 @@ def factors_and_gates(
 
     If an option needs sums over all gradients or weights, this reads them first.
 
-    With a `reducer`, which sums over the processes that share layers, this computes the factors too, by one all-reduce.
-    A clipped direction takes two, since it depends on the norm of all gradients.
+    With a `reducer`, which sums over the processes that share layers, this also computes the factors, by one
+    all-reduce; by two for a clipped direction, since it depends on the norm of all gradients.
     """
     formula = options.factor_formula
     if not options.totals_option and (reducer is None or formula is None):
@@ -97,7 +97,7 @@ def factors_and_gates(
     clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
     target: FactorTarget = "gradient" if formula is None else formula.target
     # the clipped direction depends on the norm of all gradients, which comes first
-    first: FactorTarget = "gradient" if target == "direction" and clips else target
+    first_target: FactorTarget = "gradient" if target == "direction" and clips else target
     if reducer is None:
         sums = [
             launch.backend.statistics(
@@ -107,13 +107,13 @@ def factors_and_gates(
             for launch, gate in zip(launches, gates, strict=True)
         ]  # fmt: skip
     else:
-        sums = sums_over_processes(options, launches, hyper, first, gates, reducer)
+        sums = sums_over_processes(options, launches, hyper, first_target, gates, reducer)
     gates, report = step_gates(options, launches, gates, sums)
     factors: Sequence[FactorFormula | Factors | None] = [formula] * len(launches)
     if options.balances:
         factors = balanced_factors(options, launches, sums)
     elif reducer is not None and formula is not None:
-        if target != first:
+        if target != first_target:
             sums = sums_over_processes(options, launches, hyper, target, gates, reducer)
         factors = [
             factors_of(options, launch, sums_of_launch, gate, hyper, formula)

@@ -15,26 +15,30 @@ from fused_lwlr.optim.options import StepOptions
 
 def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
     """Returns the hyper row of the next step. Raises ValueError for a number above `largest`."""
-    lr, weight_decay = group["lr"], group["weight_decay"]
-    # the momentum buffer takes lr as a number
+    lr, weight_decay, ema = group["lr"], group["weight_decay"], group[EMA]
     lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
     weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
-    merged = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
-    merged |= {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
-    factor, per_lr = layer.decay_factors(group)
+    decay_factor, decay_per_lr = layer.decay_factors(group)
+    rule_options = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
+    if layer.betas is not None:
+        rule_options["betas"] = layer.betas
+    if layer.eps is not None:
+        rule_options["eps"] = layer.eps
     if options.lr_in_momentum:
-        # the buffer holds lr · g, so the step has the rate 1; corrected decay still needs lr
-        lr, per_lr, merged["gradient_gain"] = 1.0, per_lr * lr, lr
-    ema = group[EMA]
-    hyperparameters = options.rule.hyperparameters(merged)
+        # the momentum buffer holds lr · g: gradients are multiplied by lr, and the buffer by 1
+        rule_options["gradient_gain"] = lr
+        # corrected decay still depends on lr
+        lr, decay_per_lr = 1.0, decay_per_lr * lr
     row = Hyper(
-        lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, hyperparameters
-    )
-    is_tensor = isinstance(lr, Tensor)
+        lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), decay_factor, decay_per_lr,
+        options.rule.hyperparameters(rule_options),
+    )  # fmt: skip
     # tensors are not checked: on a GPU each operation of the product would be a launch
-    decay = 0.0 if is_tensor or isinstance(weight_decay, Tensor) else row.applied_decay
-    if max(map(abs, (0.0 if is_tensor else lr, decay, *hyperparameters))) > largest:
-        _refuse_too_large({**merged, "weight_decay": row.applied_decay}, largest)
+    numbers: list[Any] = [*row.hyperparameters]
+    if not isinstance(lr, Tensor):
+        numbers += [lr] if isinstance(weight_decay, Tensor) else [lr, row.applied_decay]
+    if max(map(abs, numbers), default=0.0) > largest:
+        _refuse_too_large({**rule_options, "weight_decay": row.applied_decay}, largest)
     return row
 
 

@@ -50,6 +50,7 @@ def resolve(given: Any, groups: Groups) -> list[tuple[Slices, ...]]:
             options_in = ranges[name]
             # a key without a slice updates the ranges of earlier keys, too
             for bounds in list(options_in) if stop is None else [(start, stop)]:
+                # a new range starts with the options of the rest
                 options_in[bounds] = options_in.get(bounds, options_in[None]).updated(options)
     slices = {name: sorted(Slice(*cut, part) for cut, part in found.items() if cut) for name, found in ranges.items()}
     return [

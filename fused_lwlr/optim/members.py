@@ -80,11 +80,11 @@ def members_of(
     members: list[Member] = []
     waiting: list[Tensor] = []
     hyper_keys: dict[tuple[int, LayerOptions], int] = {}
-    count = 0
+    layer_count = 0
     for spec in state_specs(options, groups):
         param, state = spec.param, states.get(spec.param, {})
-        layers = list(enumerate(spec.slices, start=count))
-        count += len(layers)
+        layers = list(enumerate(spec.slices, start=layer_count))
+        layer_count += len(layers)
         if bucket_ids is not None and id(param) not in bucket_ids:
             continue
         if param.grad is None and not (is_ordinary(param) and spec.is_complete(state)):
@@ -93,25 +93,30 @@ def members_of(
         member = Member(param, spec.label, [], *spec.state_for_step(state))
         members.append(member)
         for layer_index, layer in layers:
-            variant = replace(layer.options, lr=None)
+            # a row has its own η, so layers that differ only in lr share a hyper row
+            hyper_options = replace(layer.options, lr=None)
             if spec.on_sphere:
                 # weight decay does not act on a sphere
-                variant = replace(variant, weight_decay=0.0, corrected_decay=None)
-            key = hyper_keys.setdefault((spec.group_index, variant), len(hyper_keys))
+                hyper_options = replace(hyper_options, weight_decay=0.0, corrected_decay=None)
+            hyper_index = hyper_keys.setdefault((spec.group_index, hyper_options), len(hyper_keys))
             row = Row(
-                0, layer.start, layer.stop, layer.options.eta, spec.scaled, hyper_index=key, layer_index=layer_index,
-                label=layer.label(spec.name),
+                0, layer.start, layer.stop, layer.options.eta, spec.scaled, hyper_index=hyper_index,
+                layer_index=layer_index, label=layer.label(spec.name),
             )  # fmt: skip
             member.rows.append(local_row(row, param))
     if options.on_spheres:
         _add_radii([member for member in members if member.rows[0].scaled and RADIUS not in member.state])
-    # if any counts share memory, all are cloned. Otherwise they stay, since a captured graph writes to them
+    _separate_step_counts(members)
+    _add_rescaled(options, states, rescaled, members, layer_count)
+    return members, waiting, list(hyper_keys)
+
+
+def _separate_step_counts(members: Sequence[Member]) -> None:
+    """Clones all step counts if any share memory. Otherwise they stay, since a captured graph writes to them."""
     counted = [member for member in members if "step" in member.state]
     if len(set(addresses_of([member.state["step"] for member in counted]))) < len(counted):
         for member in counted:
             member.state["step"] = member.state["step"].clone()
-    _add_rescaled(options, states, rescaled, members, count)
-    return members, waiting, list(hyper_keys)
 
 
 def _add_radii(members: Sequence[Member]) -> None:
@@ -137,11 +142,11 @@ def _add_radii(members: Sequence[Member]) -> None:
 
 
 def _add_rescaled(
-    options: StepOptions, states: Any, rescaled: Sequence[RescaledTensor], members: list[Member], count: int
+    options: StepOptions, states: Any, rescaled: Sequence[RescaledTensor], members: list[Member], layer_count: int
 ) -> None:
-    """Marks the rows of members that are rescaled, and adds the other tensors that are. `count` rows come before."""
+    """Marks the rows of members that are rescaled, and adds the other tensors that are, after this many layers."""
     member_of = {id(member.param): member for member in members}
-    for layer_index, each in enumerate(rescaled, start=count):
+    for layer_index, each in enumerate(rescaled, start=layer_count):
         member = member_of.get(id(each.tensor))
         if member is None:
             # it keeps the state that it has, such as momentum, which is divided too

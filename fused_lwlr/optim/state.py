@@ -140,10 +140,13 @@ class StateSpec:
 
         SGD and Lion need 0 before the first step and any other number after it. Steps without momentum do not count.
         """
-        counts, columns = self.options.rule.counts_steps, self.options.rule.state_columns(self.group)
-        if not counts and columns and all(state.get(name) is None for name in columns):
-            return 0.0
-        return state.get("step", 0.0 if counts or not columns else 1.0)
+        if self.options.rule.counts_steps:
+            return state.get("step", 0.0)
+        columns = self.options.rule.state_columns(self.group)
+        if not columns:
+            return state.get("step", 0.0)
+        has_momentum = any(state.get(name) is not None for name in columns)
+        return state.get("step", 1.0) if has_momentum else 0.0
 
     def _as_number(self, step: Any) -> float:
         """Returns a step count as a number; 1 if the count has no value, as on the meta device."""

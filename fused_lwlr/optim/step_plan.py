@@ -210,25 +210,16 @@ def _largest_hyper(members: Sequence[Member]) -> float:
 
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
-    """Returns values to compare: ids of parameters, their names, and the options of groups that a plan depends on."""
-    invariant = options.rescale_weights
-    return (
-        is_inference_mode_enabled(),
-        None if bucket is None else set(map(id, bucket)),
-        # tensors must not be compared by value
-        invariant is not False and [(id(each.tensor), *each[1:]) for each in invariant.rescaled_tensors()],
-        [
-            (
-                list(map(id, group["params"])),
-                list(group.get("param_names", ())),
-                options.rule.state_columns(group),
-                # groups of another optimizer lack the options below until a new plan is made
-                "ema" in group,
-                group.get("capturable"),
-                group.get("ema") is None,
-                # complete groups have None or a tuple
-                layers if isinstance(layers := group.get("layers"), tuple) else layers is None,
-            )
-            for group in groups
-        ],
-    )
+    """Returns all that a plan depends on besides tensors and `options`. A plan is kept while its key stays equal."""
+    invariant, keys_of_groups = options.rescale_weights, []
+    # tensors by their ids: they must not be compared by value
+    rescaled = [] if invariant is False else [(id(each.tensor), *each[1:]) for each in invariant.rescaled_tensors()]
+    for group in groups:
+        layers = group.get("layers")
+        # a group that was made or edited elsewhere differs from every group that `complete_groups` has completed
+        is_complete = "ema" in group and (layers is None or isinstance(layers, tuple))
+        keys_of_groups.append((
+            list(map(id, group["params"])), list(group.get("param_names", ())), options.rule.state_columns(group),
+            group.get("capturable"), group.get("ema") is None, layers if is_complete else "incomplete",
+        ))  # fmt: skip
+    return is_inference_mode_enabled(), None if bucket is None else set(map(id, bucket)), rescaled, keys_of_groups

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Sequence
+from itertools import chain, product, repeat
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ EDITABLE = (*(name for name in (*names_of("group"), *names_of("flag")) if name !
 """The options of param groups that are checked before a step, as users may edit them. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
 """The types of options, and of their elements, that schedulers or users may edit in place."""
+NEW = object()
+"""Stands for the former value of an option of a param group that was not there."""
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -142,13 +145,11 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         ValueError: an option is out of range.
     """
     now: list[Any] = [value for group in groups for value in map(group.get, EDITABLE)]
-    known = len(before)
-    for i, value in enumerate(now):
+    for value, last, (group, name) in zip(now, chain(before, repeat(NEW)), product(groups, EDITABLE), strict=False):
         kind = type(value)
         may_be_edited = kind in MUTABLE or (kind is tuple and not MUTABLE.isdisjoint(map(type, value)))
-        if i < known and value is before[i] and not may_be_edited:
+        if value is last and not may_be_edited:
             continue
-        group, name = groups[i // len(EDITABLE)], EDITABLE[i % len(EDITABLE)]
         # a kernel reads it, or the host would wait for it
         on_device = isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)
         on_device |= kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
