@@ -115,7 +115,7 @@ def _without_other_names(number: int, mine: dict[str, Any], theirs: Any) -> Any:
     ids, names = (theirs.get(key) if isinstance(theirs, dict) else None for key in ("params", "param_names"))
     if not (_are_names(ids) and _are_names(names)):
         return theirs
-    # ids are the names of the parameters that were loaded, and names are of the parameters of the saved group
+    # `ids` are the names of the loaded parameters, and `names` are the names of all parameters of the saved group
     own, loaded, saved = (sorted(map(_bare, each)) for each in (mine.get("param_names", ()), ids, names))
     if len(loaded) == len(saved) and (loaded == saved or loaded != own):
         return theirs

@@ -2,9 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import numpy as np
@@ -51,11 +49,8 @@ class StepPlan:
     """
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
-        self.options, self._is_bucket = options, bucket is not None
-        invariant = options.rescale_weights
-        # a reference keeps the ids in the key unique
-        self._rescaled = [] if invariant is False else invariant.rescaled_tensors()
-        self._key = _key_of(options, groups, bucket)
+        self.options, self._bucket = options, bucket
+        self._rescaled = [] if options.rescale_weights is False else options.rescale_weights.rescaled_tensors()
         check_gradients(options, groups)
         members, self._waiting, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_memory(members)
@@ -71,8 +66,9 @@ class StepPlan:
         if self._distributed:
             held = [(launch.params[row.param_index], row) for launch in self.launch_plans for row in launch.table.rows]
             self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
-        # set by `_remember_state`
-        self._known_state: tuple[list[Any], list[Any], list[int]] | None = None
+        self._state_tensors = [entry for member in self._members for entry in member.state.values()]
+        # taken at the end of the first step; without it, each step needs a new plan
+        self._snapshot: tuple[Any, ...] | None = None
         # versions of the tables in the last step, None before the first step
         self._stepped_versions: list[int] | None = None
         self.repeats = False
@@ -82,9 +78,11 @@ class StepPlan:
         self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if a new plan is needed. Arguments as of the class."""
-        if options is not self.options or _key_of(options, groups, bucket) != self._key:
+        if options is not self.options or self._snapshot is None:
             return False
-        if any(param.grad is not None for param in self._waiting) or not self._has_known_state(states):
+        if self._snapshot_of(groups, states, bucket) != self._snapshot:
+            return False
+        if any(param.grad is not None for param in self._waiting):
             return False
         if not all(launch.accept_gradients() for launch in self.launch_plans):
             return False
@@ -140,7 +138,7 @@ class StepPlan:
                 drop_unused(options, groups, states)
                 # tensors that kernels cannot reach may change unnoticed: then each step needs a new plan
                 if all(launch.addressable for launch in self.launch_plans):
-                    self._remember_state(states)
+                    self._snapshot = self._snapshot_of(groups, states, self._bucket)
             self._stepped_versions = [launch.table.version for launch in self.launch_plans]
         return report
 
@@ -149,31 +147,35 @@ class StepPlan:
         for launch in self.launch_plans:
             launch.table.release_gradients()
 
-    def _has_known_state(self, states: Any) -> bool:
-        """Returns whether the state has the tensors that `_remember_state` saw, at the same addresses."""
-        if self._known_state is None:
-            return False
-        known, tensors, addresses = self._known_state
+    def _snapshot_of(self, groups: Groups, states: Any, bucket: Sequence[Tensor] | None) -> tuple[Any, ...] | None:
+        """Returns values that the plan depends on: it fits while they stay equal. None if the state cannot be read.
+
+        Tensors are there as ids and addresses, since they must not be compared by value. The plan keeps a reference to
+        each tensor that it uses, so no other tensor gets its id. Options, and the forms and addresses of parameters and
+        gradients, are compared elsewhere.
+        """
+        invariant, of_groups = self.options.rescale_weights, []
+        for group in groups:
+            layers = group.get("layers")
+            # a group that was made or edited elsewhere differs from every group that `complete_groups` has completed
+            is_complete = "ema" in group and (layers is None or isinstance(layers, tuple))
+            of_groups.append((
+                list(map(id, group["params"])), list(group.get("param_names", ())),
+                self.options.rule.state_columns(group), group.get("capturable"), group.get("ema") is None,
+                layers if is_complete else "incomplete",
+            ))  # fmt: skip
+        rescaled = [] if invariant is False else [(id(each.tensor), *each[1:]) for each in invariant.rescaled_tensors()]
         try:
-            state = self._state_of(states)
-            same = len(state) == len(known) and all(map(is_, state, known))
-            return same and list(map(POINTER, map(local, tensors) if self._distributed else tensors)) == addresses
+            # a loop over keys would call `Tensor.__hash__`, which is Python code, for each parameter
+            read = states.values() if bucket is None else [states.get(param, {}) for param in self._params]
+            # keys too, because two parameters may exchange their state
+            entries = [*(states if bucket is None else ()), *chain.from_iterable(map(dict.values, read))]
+            tensors = map(local, self._state_tensors) if self._distributed else self._state_tensors
+            addresses = list(map(POINTER, tensors))
         except (RuntimeError, TypeError):
-            return False
-
-    def _remember_state(self, states: Any) -> None:
-        """Remembers the state. If it cannot, each step needs a new plan."""
-        with suppress(RuntimeError, TypeError):
-            state = self._state_of(states)
-            entries = state[0 if self._is_bucket else len(states) :]
-            tensors = [entry for entry in entries if isinstance(entry, Tensor)]
-            self._known_state = state, tensors, list(map(POINTER, map(local, tensors)))
-
-    def _state_of(self, states: Any) -> list[Any]:
-        """Returns the keys of the state, because two parameters may exchange theirs, and then all entries."""
-        # a loop over keys would call `Tensor.__hash__`, which is Python code, for each parameter
-        read = [states.get(param, {}) for param in self._params] if self._is_bucket else states.values()
-        return list(chain(() if self._is_bucket else states, *map(dict.values, read)))
+            return None
+        ids = None if bucket is None else set(map(id, bucket))
+        return is_inference_mode_enabled(), ids, rescaled, of_groups, list(map(id, entries)), addresses
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
@@ -207,19 +209,3 @@ def _largest_hyper(members: Sequence[Member]) -> float:
     if multiplier > most:
         raise ValueError(f"'lr' of layer {label!r} is {multiplier:.3g}: for float32 it must be at most {most:.3g}")
     return most / max(1.0, multiplier)
-
-
-def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
-    """Returns all that a plan depends on besides tensors and `options`. A plan is kept while its key stays equal."""
-    invariant, keys_of_groups = options.rescale_weights, []
-    # tensors by their ids: they must not be compared by value
-    rescaled = [] if invariant is False else [(id(each.tensor), *each[1:]) for each in invariant.rescaled_tensors()]
-    for group in groups:
-        layers = group.get("layers")
-        # a group that was made or edited elsewhere differs from every group that `complete_groups` has completed
-        is_complete = "ema" in group and (layers is None or isinstance(layers, tuple))
-        keys_of_groups.append((
-            list(map(id, group["params"])), list(group.get("param_names", ())), options.rule.state_columns(group),
-            group.get("capturable"), group.get("ema") is None, layers if is_complete else "incomplete",
-        ))  # fmt: skip
-    return is_inference_mode_enabled(), None if bucket is None else set(map(id, bucket)), rescaled, keys_of_groups
