@@ -86,9 +86,9 @@ def _address(tensor: Tensor) -> int | None:
 def tensor_guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """Returns a function that takes the same number of tensors. It returns True if all of them have the forms of these.
 
-    A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. The function keeps no tensor. It may
-    return False for equal forms, for example under autocast. A model compiled by `torch.compile` checks its arguments
-    in this way.
+    A form is type, dtype, device, shape, strides, lazy bits and `requires_grad`. The function keeps no tensor. It also
+    returns False if inference mode is on now and was off, or the other way round, and may return False for equal forms,
+    for example under autocast. A model compiled by `torch.compile` checks its arguments in this way.
     """
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, is_inference_mode_enabled
+from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
@@ -175,7 +175,7 @@ class StepPlan:
         except (RuntimeError, TypeError):
             return None
         ids = None if bucket is None else set(map(id, bucket))
-        return is_inference_mode_enabled(), ids, rescaled, of_groups, list(map(id, entries)), addresses
+        return ids, rescaled, of_groups, list(map(id, entries)), addresses
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
