@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fused_lwlr.kernels.triton.tile import NORM_CARRIED
+from fused_lwlr.kernels.triton.tile import NORM_KNOWN
 
 
 @contextmanager
@@ -71,6 +71,6 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     first = ["grad", *(name for name in columns if name != "ema")] if meta["TARGET"] == "direction" else ["grad"]
     norms = sum(sizes[name] for name in first)
     if "param" not in first:
-        norms = norms + np.where(table._staged_flags & NORM_CARRIED.value, 0, sizes["param"])
+        norms = norms + np.where(table._staged_flags & NORM_KNOWN.value, 0, sizes["param"])
     read = int(np.sum(norms))
     return (once, read) if write else (read, 0)

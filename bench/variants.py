@@ -90,7 +90,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "ARGUMENTS": step.arguments_of(ELR(0.1).factor_formula(rule), width),
         "SKIP": False, "RESCALE": False, "WRITE": True,
         "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
-        "SLOTS": constants.GPU.queue_slots, "RETRACTS": False, "RETRACTION": None, **absent,
+        "SLOTS": constants.GPU.queue_slots, "RETRACTS": False, "FIXED_RADIUS": False, **absent,
     }  # fmt: skip
     # changes of these arguments, and arguments that are given when the kernel runs
     found: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -98,7 +98,7 @@ def _scaled(dtype: Any, name: str, rule: Rule, meta: dict[str, Any]) -> Iterator
         "Hyperball": ({
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
             "ARGUMENTS": step.arguments_of(Hyperball().factor_formula(rule), width), "RETRACTS": True,
-            "RETRACTION": True,
+            "FIXED_RADIUS": True,
         }, ()),
         "all": (
             {"STEP_DTYPE": tl.float32, "SKIP": True, "RESCALE": rule is SGD}, ("totals", "grad_scale", "found_inf"),

@@ -72,8 +72,8 @@ CPU = Sizes(
 Measured with `python -m bench.cpu` on an AMD EPYC. AdamW with LAMB on ResNet-50, in tiles of 65,536: one thread
 takes 20.0 ms with this window and 23.6 without one, two threads 22.9 with it and 13.9 without. Larger tiles are faster
 by up to a tenth, and less exact: a lane adds up one element of each block in single precision."""
-GRAIN = 1 << 16
-"""Elements of a table that are worth a second thread of a CPU."""
+MIN_NUMEL_OF_THREADS = 1 << 16
+"""A table with fewer elements runs on one thread of a CPU."""
 
 LEAST_RESIDENT = {"step": (10, 8, 6), "queue": (8, 8, 6), "statistics": (6,)}
 """Programs with blocks of 1,024 elements that must fit on a multiprocessor at once: by kernel, and by the number of

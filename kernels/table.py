@@ -17,7 +17,7 @@ STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot
 POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
 """Functions in C: `map` runs no Python code for each tensor."""
-SMALL = 1 << 42
+MAY_BE_OFFSET = 1 << 42
 """A tensor without memory returns its offset in bytes as its pointer. A pointer below this number may be such an offset
 or, on some builds of Python, an address."""
 
@@ -92,16 +92,18 @@ class Table:
         self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
         self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         # without slices and labels, which only `rows` has
-        numbers = [name for name in Row._fields if name not in ("start", "stop", "label")]
-        self.fields = {name: np.array([getattr(row, name) for row in self.rows]) for name in numbers}
+        names = [name for name in Row._fields if name not in ("start", "stop", "label")]
+        self.fields = {name: np.array([getattr(row, name) for row in self.rows]) for name in names}
         self.hyper_index: np.ndarray = self.fields["hyper_index"]
         self.steps = np.ones(len(params), dtype=np.float32) if steps is None else steps
         self.capturable = capturable
         self.device_tables: dict[tuple[tuple[str, ...], tuple[int, ...]], Any] = {}
-        self.has_grad, self.version = np.array([grad is not None for grad in grads], dtype=bool), 0
+        self.has_grad = np.array([grad is not None for grad in grads], dtype=bool)
         self.grad_addresses = np.array([address or 0 for address in addresses_of(grads)], dtype=np.int64)
-        self._guard: Callable[..., bool] = lambda *grads: False
-        self._known_params: tuple[Callable[..., bool], list[int]] | None = None
+        self.version = 0
+        self._grads_have_same_forms: Callable[..., bool] = lambda *grads: False
+        self._params_have_same_forms: Callable[..., bool] | None = None
+        self._param_addresses: list[int] = []
 
     def accept_gradients(self, grads: Sequence[Any], params: Sequence[Tensor] | None = None) -> bool:
         """Sets the gradients of the next step.
@@ -116,30 +118,30 @@ class Table:
             parameter and the dtype of the table.
         """
         if params is not None:
-            if self._known_params is None:
-                self._known_params = tensor_guard(params), list(map(POINTER, params))
-            have_same_forms, known = self._known_params
-            if not have_same_forms(*params) or list(map(POINTER, params)) != known:
+            if self._params_have_same_forms is None:
+                self._params_have_same_forms = tensor_guard(params)
+                self._param_addresses = list(map(POINTER, params))
+            if not self._params_have_same_forms(*params) or list(map(POINTER, params)) != self._param_addresses:
                 return False
         has_grad = bytes(map(EXISTS, grads))
         # the guard takes a tensor for each parameter, also where a gradient is absent
         present = complete = grads
         if 0 in has_grad:
             present, complete = list(compress(grads, has_grad)), self.gradients_or_placeholders(grads)
-        same_forms = self._guard(*complete)
+        same_forms = self._grads_have_same_forms(*complete)
         if not same_forms and not all(map(self._fits, present, compress(self.columns["param"], has_grad))):
             return False
         addresses: list[Any] = list(map(POINTER, present)) if same_forms else []
-        # the data pointer of a tensor without memory is its offset
-        lowest = min(addresses, default=SMALL)
-        may_be_offsets = present if lowest < SMALL else ()
-        if not same_forms or lowest == 0 or any(map(Tensor.storage_offset, may_be_offsets)):
+        lowest = min(addresses, default=MAY_BE_OFFSET)
+        # the pointer of a gradient without memory is its offset, mostly 0
+        may_lack_memory = lowest == 0 or (lowest < MAY_BE_OFFSET and any(map(Tensor.storage_offset, present)))
+        if not same_forms or may_lack_memory:
             addresses = addresses_of(present)
             if None in addresses:
                 return False
         if not same_forms:
-            self._guard = tensor_guard(complete)
-        if not (same_forms and has_grad == self.has_grad.tobytes()):
+            self._grads_have_same_forms = tensor_guard(complete)
+        if not same_forms or has_grad != self.has_grad.tobytes():
             self.version += 1
         self.has_grad = np.frombuffer(has_grad, dtype=bool)
         self.grad_addresses = np.zeros(self.grad_addresses.shape, dtype=np.int64)
@@ -153,22 +155,26 @@ class Table:
 
     def gradients_or_placeholders(self, grads: Sequence[Any]) -> list[Tensor]:
         """Returns the gradients. A tensor like its parameter replaces an absent one."""
-        # the tensors are not kept: they would hold the old memory of a parameter that moves
-        pairs, dtype = zip(grads, self.columns["param"], strict=True), self.grad_dtype
-        return [
-            grad if grad is not None else p.detach() if p.dtype == dtype else torch.empty_like(p, dtype=dtype)
-            for grad, p in pairs
-        ]
+        # placeholders are not kept: they would hold the old memory of a parameter that moves
+        result = []
+        for grad, param in zip(grads, self.columns["param"], strict=True):
+            if grad is not None:
+                result.append(grad)
+            elif param.dtype == self.grad_dtype:
+                result.append(param.detach())
+            else:
+                result.append(torch.empty_like(param, dtype=self.grad_dtype))
+        return result
 
     def _fits(self, grad: Tensor, param: Tensor) -> bool:
         needed = self.grad_dtype, param.device, param.shape
         return grad.layout is torch.strided and (grad.dtype, grad.device, grad.shape) == needed
 
     @cached_property
-    def number_in_tensor(self) -> np.ndarray:
-        """For each row, its number among the rows of its parameter, int64 [rows]."""
-        _, first, tensor = np.unique(self.fields["param_index"], return_index=True, return_inverse=True)
-        number: np.ndarray = np.arange(len(self.rows)) - first[tensor]
+    def number_in_param(self) -> np.ndarray:
+        """For each row, its number among the rows of its parameter, int64 [rows]: 0, 0, 1 for parameters 0, 1, 1."""
+        _, first_rows, param = np.unique(self.fields["param_index"], return_index=True, return_inverse=True)
+        number: np.ndarray = np.arange(len(self.rows)) - first_rows[param]
         return number
 
     @cached_property
@@ -179,9 +185,12 @@ class Table:
     def radii(self) -> Tensor:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""
         column = self.column("radius")
-        none = torch.zeros((), device=self.columns["param"][0].device)
-        rows = zip(self.fields["param_index"].tolist(), self.number_in_tensor.tolist(), strict=True)
-        return torch.stack([none if column[tensor] is None else column[tensor][number] for tensor, number in rows])
+        zero = torch.zeros((), device=self.columns["param"][0].device)
+        radii = []
+        for row, number in zip(self.rows, self.number_in_param.tolist(), strict=True):
+            of_param = column[row.param_index]
+            radii.append(zero if of_param is None else of_param[number])
+        return torch.stack(radii)
 
     @property
     def stepped(self) -> np.ndarray:

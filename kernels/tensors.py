@@ -15,7 +15,7 @@ PLAIN = (nn.Parameter, Tensor)
 HALF = (torch.bfloat16, torch.float16)
 DOUBLE = (torch.float64, torch.complex128)
 Function = TypeVar("Function", bound=Callable[..., Any])
-PROCESS = os.getpid()
+IMPORTING_PROCESS = os.getpid()
 """The process that imported this package. A child process after a fork has another number, and does not have
 the threads of its parent. The number is in this module, since a child may be the first to import the compiler."""
 

@@ -1,13 +1,13 @@
 """Compiles Triton kernels for the CPU of this machine, and runs them on the threads of torch."""
 
 import ctypes
+import inspect
 import os
 import platform
 import re
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from triton.compiler import ASTSource
 
 from fused_lwlr.kernels.native.c_library import CompileError, compiler, load_library
-from fused_lwlr.kernels.native.control import write
+from fused_lwlr.kernels.native.control import c_code
 from fused_lwlr.kernels.native.ttir import UnsupportedError, parse
-from fused_lwlr.kernels.tensors import PROCESS
+from fused_lwlr.kernels.tensors import IMPORTING_PROCESS
 
 FLAGS = (
     "-std=gnu11", "-w",
@@ -50,21 +50,23 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
         UnsupportedError: an operation of the kernel has no translation.
         CompileError: a C compiler or OpenMP is missing, or the compiler failed.
     """
-    kinds = tuple([TYPES[value.dtype if isinstance(value, Tensor) else type(value)] for value in arguments])
+    types = tuple([TYPES[value.dtype if isinstance(value, Tensor) else type(value)] for value in arguments])
     try:
-        function = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
+        function = _function(kernel, types, tuple([meta.get(name) for name in kernel.arg_names]))
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{kernel.__name__} cannot be compiled for this CPU, because triton {triton.__version__} writes {error}: "
             "pass backend='torch'"
         ) from None
-    # padded at the end like a struct of C
-    layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]) + "0P")
-    parallel, is_pointer = _parallel(), [kind is not None and kind[0] == "*" for kind in kinds]
+    formats = {"fp32": "f", "i32": "i", None: ""}
+    # "P" is a pointer; "0P" pads the end, as C does
+    layout = struct.Struct("@" + "".join([formats.get(each, "P") for each in types]) + "0P")
+    is_pointer = [each is not None and each[0] == "*" for each in types]
+    parallel = _parallel()
 
-    def run(programs: int, arguments: Sequence[Any], alone: bool) -> None:
+    def run(programs: int, arguments: Sequence[Any], one_thread: bool) -> None:
         # a child process does not have the threads of OpenMP, and would wait for them
-        threads = 1 if alone or os.getpid() != PROCESS else torch.get_num_threads()
+        threads = 1 if one_thread or os.getpid() != IMPORTING_PROCESS else torch.get_num_threads()
         pairs = zip(arguments, is_pointer, strict=True)
         values = [value.data_ptr() if pointer else value for value, pointer in pairs if value is not None]
         # ctypes releases the global interpreter lock during this call
@@ -75,16 +77,17 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
 
 
 @cache
-def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...]) -> Callable[..., int]:
-    """Returns the C function that runs a kernel, for these types and compile-time arguments."""
-    types = dict(zip(kernel.arg_names, kinds, strict=False))
-    source = ASTSource(
-        fn=kernel,
-        signature={name: types.get(name) or "constexpr" for name in kernel.arg_names},
-        constexprs={(i,): value for i, value in enumerate(meta) if types.get(kernel.arg_names[i]) is None},
-    )
+def _function(kernel: Any, types: tuple[str | None, ...], meta: tuple[Any, ...]) -> Callable[..., int]:
+    """Returns the C function that runs a kernel.
+
+    `types` are of the run-time arguments, the first ones. `meta` has a value for each argument, also for these.
+    """
+    signature = dict.fromkeys(kernel.arg_names, "constexpr")
+    signature |= {name: kind for name, kind in zip(kernel.arg_names, types, strict=False) if kind is not None}
+    constants = {(i,): meta[i] for i, name in enumerate(kernel.arg_names) if signature[name] == "constexpr"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     key = f"{source.hash()} {WAIT} {_key()}"
-    library = load_library(source.name, lambda: write(parse(ttir(source)), WAIT), _flags(), key)
+    library = load_library(source.name, lambda: c_code(parse(ttir(source)), WAIT), _flags(), key)
     run: Callable[..., int] = library.run
     run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]  # type: ignore[attr-defined]
     return run
@@ -152,6 +155,6 @@ def ttir(source: ASTSource) -> str:
     backend.add_stages(stages, options, Language.TRITON)
     arguments = options, backend.get_codegen_implementation(options), backend.get_module_map(), context
     # triton 3.4 has no parameter for the target
-    targets = (target,) if "target" in signature(source.make_ir).parameters else ()
+    targets = (target,) if "target" in inspect.signature(source.make_ir).parameters else ()
     module = stages["ttir"](source.make_ir(*targets, *arguments), {})
     return f"{module}"

@@ -53,10 +53,12 @@ class Writer(Lanes):
         self.define(op.results[0], f"{mask} ? {text} : 0")
 
     def _if(self, op: Operation) -> None:
-        names = [
-            self.targets.get(value) or self.array(value.type) if value.type.shape else self.variable(value.type.element)
-            for value in op.results
-        ]
+        names = []
+        for value in op.results:
+            if value.type.shape:
+                names.append(self.targets.get(value) or self.array(value.type))
+            else:
+                names.append(self.variable(value.type.element))
         self.open(f"if ({self.scalar(op.operands[0])}) {{")
         first, second = op.blocks
         self._assigned(first, names)
@@ -71,8 +73,10 @@ class Writer(Lanes):
     def _while(self, op: Operation) -> None:
         condition, body = op.blocks
         names = [self._carried(*pair) for pair in zip(op.operands, condition.arguments, strict=True)]
-        *operations, last = condition.operations
-        test, *passed = last.operands
+        *operations, scf_condition = condition.operations
+        # `passed` are what the body takes, and the results when the loop ends
+        test, *passed = scf_condition.operands
+        # a loop with an empty body waits for another program
         waits = all(each.name == "scf.yield" for each in body.operations)
         turns = self.variable("i64", "0") if waits else ""
         self.open("for (;;) {")
@@ -80,13 +84,13 @@ class Writer(Lanes):
             self._operation(each)
         self.flush()
         self.line(f"if (!{self.scalar(test)}) break;")
-        ends = [self.forms[value] for value in passed]
-        self.forms.update(zip(body.arguments, ends, strict=True))
+        passed_forms = [self.forms[value] for value in passed]
+        self.forms.update(zip(body.arguments, passed_forms, strict=True))
         if waits:
             self.line(f"if (wait(&{turns})) return 1;")
         self._assigned(body, names)
         self.close()
-        self.forms.update(zip(op.results, ends, strict=True))
+        self.forms.update(zip(op.results, passed_forms, strict=True))
 
     def _carried(self, start: Value, argument: Value) -> str:
         """Writes the variable or the array of a loop-carried value, and returns its name."""
@@ -103,17 +107,17 @@ class Writer(Lanes):
         """Writes a branch or the body of a loop, which assigns its results to these variables and arrays."""
         self._target(body.results, names)
         self.block(body)
-        new = {}
+        new_scalars = {}
         for value, name in zip(body.results, names, strict=True):
             form = self.forms[value]
             if not value.type.shape:
-                new[name] = self.variable(value.type.element, self.scalar(value))
+                new_scalars[name] = self.variable(value.type.element, self.scalar(value))
             elif isinstance(form, Array) and form.name in names and form.name != name:
                 raise UnsupportedError("tensors that a loop swaps")
             else:
                 self._assign(value, name)
         # after all of them are computed, because they may depend on the old values of each other
-        for name, text in new.items():
+        for name, text in new_scalars.items():
             self.line(f"{name} = {text};")
 
     def _assign(self, value: Value, name: str) -> None:
@@ -131,13 +135,13 @@ class Writer(Lanes):
         """
         for value, name in zip(results, names, strict=True):
             if value.type.shape and value not in self.forms and len(value.users) == 1:
-                here = [other for other, form in self.forms.items() if form == Array(name)]
-                readers = {op for other in here for op in other.users if not op.name.startswith("scf.")}
+                old_values = [other for other, form in self.forms.items() if form == Array(name)]
+                readers = {op for old in old_values for op in old.users if not op.name.startswith("scf.")}
                 if readers <= {value.defining_op}:
                     self.targets[value] = name
 
 
-def write(kernel: Block, most_wait: int) -> str:
+def c_code(kernel: Block, most_wait: int) -> str:
     """Returns the C code of a kernel with this body.
 
     A program that waits for another for `most_wait` seconds of CPU time ends with an error.

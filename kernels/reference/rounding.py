@@ -37,18 +37,20 @@ def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column
     work is divided.
     """
     noise = mix((position & 0xFFFFFFFF) ^ mix((key + (column + 1) * GOLDEN) & 0xFFFFFFFF))
-    # the lower bits of the float are cut off; a carry out of them rounds the magnitude up
-    cut = 16 if dtype == torch.bfloat16 else 13
-    low = (1 << cut) - 1
+    # the lower bits of the float are dropped; a carry out of them rounds the magnitude up
+    dropped = 0xFFFF if dtype == torch.bfloat16 else 0x1FFF
     bits = x.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    bits = (bits + (noise & low)) & 0xFFFFFFFF & ~low
+    bits = (bits + (noise & dropped)) & 0xFFFFFFFF & ~dropped
+    # int32 of the same bits
     bits = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
     result = bits.to(torch.int32).view(torch.float32)
     if dtype == torch.float16:
         # subnormal numbers are 2⁻²⁴ apart, which is the last digit of numbers from ½ to 1
         nearest = (x.abs() + 0.5) - 0.5
         rest = x.abs() - nearest
-        part = (noise >> 9).to(torch.float32) * 2.0**-47
-        small = nearest + ((rest > part).to(torch.float32) - (-rest > part).to(torch.float32)) * 2.0**-24
+        # uniform from 0 to 2⁻²⁴
+        threshold = (noise >> 9).to(torch.float32) * 2.0**-47
+        steps = (rest > threshold).to(torch.float32) - (-rest > threshold).to(torch.float32)
+        small = nearest + steps * 2.0**-24
         result = torch.where(x.abs() < 2.0**-14, torch.where(x < 0, -small, small), result)
     return torch.where(x.isfinite(), result, x).to(dtype)

@@ -15,13 +15,13 @@ from fused_lwlr.kernels.tensors import addresses_of, real, to_device
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows
 from fused_lwlr.kernels.triton.layout import extents_of, scratch_of, strides_of
 from fused_lwlr.kernels.triton.tile import (
+    EXPONENT_SHIFT,
     FIRST_TILE,
     FLAGS,
     HYPER_INDEX,
-    NORM_CARRIED,
+    NORM_KNOWN,
     NUMEL,
     SCALED,
-    SHIFT,
     STEP_COUNT,
     dtype_of,
 )
@@ -59,21 +59,23 @@ class DeviceTable:
         active: for each row, whether it is active.
         rescales: whether the exponent of any row is not 0.
         tiles: the number of tiles of all rows.
-        workspaces: the memory that launches reuse: whether they have results for rows and tiles -> tensors.
+        workspaces: the memory that launches reuse: whether the step has a factor (True for statistics) -> tensors.
         kernels: kernels that were compiled for it, see `Kernel`, by the arguments that they depend on.
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
-        self._columns, self._strides = table.columns, strides_of(table)
-        self._tensor, self._number_in_tensor = table.fields["param_index"], table.number_in_tensor
+        self._columns = table.columns
+        self._strides = strides_of(table)
+        self._param_index = table.fields["param_index"]
+        self._number_in_param = table.number_in_param
         self._first_element, self.numel = extents_of(table)
         self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
         # the usual table, for which `_set_addresses` needs no index: saves a fiftieth of the host time of a step
-        self._row_is_param = not self._first_element.any() and np.array_equal(self._tensor, np.arange(len(params)))
+        self._row_is_param = not self._first_element.any() and np.array_equal(self._param_index, np.arange(len(params)))
         exponent = table.fields["exponent"]
         self._rescaled, self.rescales = exponent != 0, table.rescales
-        self._static_flags = (SCALED.value * table.fields["scaled"]) | (exponent << SHIFT.value)
+        self._static_flags = (SCALED.value * table.fields["scaled"]) | (exponent << EXPONENT_SHIFT.value)
         names = (*SCALAR_COLUMNS, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.itemsizes = {
@@ -88,18 +90,20 @@ class DeviceTable:
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
-        # two int64 for each 16 bytes
+        # two int64 for each 16 bytes, which are four float32
         float_words = 2 * -(-floats // 4)
-        self._upload = Upload(float_words + (len(names) + 5) * self.rows, params[0].device)
+        # four entries of a row come before its addresses, and the layer index comes after them
+        self._upload = Upload(float_words + (STEP_COUNT.value + len(names) + 1) * self.rows, params[0].device)
         self.buffer = self._upload.buffer
         self.floats, self.integers = self.buffer[:float_words].view(torch.float32), self.buffer[float_words:]
         entries = self._upload.host[float_words:].reshape(-1, self.rows)
-        counts = -(-self.numel // tile)
-        entries[NUMEL.value], entries[FIRST_TILE.value] = self.numel, np.cumsum(counts) - counts
+        tile_counts = -(-self.numel // tile)
+        self.tiles = int(tile_counts.sum())
+        entries[NUMEL.value] = self.numel
+        entries[FIRST_TILE.value] = np.cumsum(tile_counts) - tile_counts
         entries[-1] = table.fields["layer_index"]
         self._hyper_index, self._staged_flags = entries[HYPER_INDEX.value], entries[FLAGS.value]
         self._addresses = dict(zip(names, entries[STEP_COUNT.value : -1], strict=True))
-        self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = table.fields["multiplier"]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
@@ -110,9 +114,12 @@ class DeviceTable:
         """For each column, the scratch tensors that replace tensors with other strides."""
         self._copied: list[tuple[str, int, Tensor]] = []
         """The scratch tensors that have an active row, each with its column and number."""
-        for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
-            self._scratch[name] = {} if name in SCALAR_COLUMNS else scratch_of(table.columns[name], self._strides)
-            self._set_addresses(name, [address or 0 for address in addresses_of(table.columns[name])])
+        for name in names:
+            # gradients are set before every step
+            if name in table.columns and name != "grad":
+                tensors = table.columns[name]
+                self._scratch[name] = {} if name in SCALAR_COLUMNS else scratch_of(tensors, self._strides)
+                self._set_addresses(name, [address or 0 for address in addresses_of(tensors)])
         # the addresses that a row has when it is stepped again
         self._addresses_when_stepped = {
             name: self._addresses[name].copy() for name in CLEARED_WITHOUT_GRADIENT if self.dtypes.get(name) is not None
@@ -133,27 +140,29 @@ class DeviceTable:
             self._hyper_index[:] = table.hyper_index
             self._hyper[:] = hyper.values.view(np.int32)
             self._coefficients[:] = hyper.coefficients
-        self._capturing = table.capturable and is_capturing(self.buffer.device)
         self._staged_flags[:] = self._active_flags
-        # replays do not check version counters
-        if self._norm_versions is not None and not self._capturing:
-            self._staged_flags |= NORM_CARRIED.value * (self._versions() == self._norm_versions)[self._tensor]
+        self._capturing = table.capturable and is_capturing(self.buffer.device)
         if self._capturing:
+            # no norm is known: replays do not check version counters
             self._upload.capture([*self._scratch.values(), *(kernel.items for kernel in self.kernels.values())])
-        else:
-            self._upload.send(capturable=table.capturable)
+            return
+        if self._norm_versions is not None:
+            unchanged = self._versions() == self._norm_versions
+            self._staged_flags |= NORM_KNOWN.value * unchanged[self._param_index]
+        self._upload.send(capturable=table.capturable)
 
     def _set_addresses(self, name: str, addresses: np.ndarray | Sequence[int]) -> None:
-        """Sets the addresses of a column's rows. An address of a tensor is 0 if the tensor is absent or empty."""
-        found = np.array(addresses, dtype=np.int64)
-        for i, tensor in self._scratch[name].items():
-            if found[i]:
-                found[i] = tensor.data_ptr()
+        """Sets the addresses of a column's rows. `addresses` are its tensors', 0 for an absent or empty one."""
+        result = np.array(addresses, dtype=np.int64)
+        for i, scratch in self._scratch[name].items():
+            if result[i]:
+                result[i] = scratch.data_ptr()
         if name == "radius" or not self._row_is_param:
-            found = found[self._tensor]
-            offsets = 4 * self._number_in_tensor if name == "radius" else self._first_element * self.itemsizes[name]
-            found = np.where(found == 0, 0, found + offsets)
-        self._addresses[name][:] = found
+            result = result[self._param_index]
+            # a parameter has one radius for each of its rows; a step count has size 0 here, since its rows share it
+            offsets = 4 * self._number_in_param if name == "radius" else self._first_element * self.itemsizes[name]
+            result = np.where(result == 0, 0, result + offsets)
+        self._addresses[name][:] = result
 
     def _activate(self, table: Table) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and drops the items of other rows.
@@ -163,7 +172,7 @@ class DeviceTable:
         has_grad, stepped = table.has_grad, table.stepped
         self.active = stepped | self._rescaled
         self._active_params = has_grad.copy()
-        self._active_params[self._tensor[self._rescaled]] = True
+        self._active_params[self._param_index[self._rescaled]] = True
         self._written = list(compress(self._columns["param"], self._active_params.tobytes()))
         for name, addresses in self._addresses_when_stepped.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
@@ -171,8 +180,7 @@ class DeviceTable:
         self._active_flags = np.where(stepped, self._static_flags, self._static_flags & ~SCALED.value)
         for kernel in self.kernels.values():
             kernel.items = None
-        # also for absent gradients
-        self._scratch["grad"] = scratch_of(table.gradients_or_placeholders(table.columns["grad"]), self._strides)
+        self._scratch["grad"] = scratch_of(table.columns["grad"], self._strides)
         self._copied = [
             (name, index, scratch)
             for name, tensors in self._scratch.items()
@@ -189,9 +197,12 @@ class DeviceTable:
 
     def remember_norms(self, *, stored: bool) -> None:
         """Notes whether a launch has stored Σw² of active rows for the present parameters in a workspace."""
-        # a captured launch has not run yet; -1 equals no version
-        stored = stored and not self._capturing
-        self._norm_versions = np.where(self._active_params, self._versions(), -1) if stored else None
+        if stored and not self._capturing:
+            # -1 equals no version
+            self._norm_versions = np.where(self._active_params, self._versions(), -1)
+        else:
+            # a captured launch has not run yet
+            self._norm_versions = None
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -215,10 +226,10 @@ class DeviceTable:
         kernel = self.kernels.get(key)
         if kernel is None or kernel.items is None:
             # a new tensor each time, since a graph may still read the old one
-            here = to_device(torch.from_numpy(items()), self.buffer.device)
+            device_items = to_device(torch.from_numpy(items()), self.buffer.device)
             if kernel is None:
-                kernel = self.kernels[key] = make(here)
-            kernel.items = here
+                kernel = self.kernels[key] = make(device_items)
+            kernel.items = device_items
         return kernel
 
     def memory(self) -> Iterator[Tensor]:

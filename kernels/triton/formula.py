@@ -89,30 +89,37 @@ def _outside(function: Any) -> tuple[Any, ...]:
 
     The functions of `kernels.formula` do not change.
     """
-    found = map(function.__globals__.get, function.__code__.co_names)
-    own = formula.__name__
-    return tuple(
-        [(each, _outside(each)) if type(each) is FunctionType and each.__module__ != own else each for each in found]
-    )
+    outside: list[Any] = []
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        is_formula = type(value) is FunctionType and value.__module__ != formula.__name__
+        outside.append((value, _outside(value)) if is_formula else value)
+    return tuple(outside)
 
 
 @cache
 def _compiled(function: Callable[..., Tensor], exact: bool, outside: tuple[Any, ...]) -> Any:
-    meanings, names = _MEANING if exact else _APPROXIMATE, {"tl": tl}
+    """`compiled`; `outside` is only a part of the key of the cache."""
+    meanings = _MEANING if exact else _APPROXIMATE
+    triton_globals: dict[str, Any] = {"tl": tl}
     for name, value in function.__globals__.items():
-        if isinstance(value, FunctionType):
+        if isinstance(value, FunctionType) and value in meanings:
+            triton_globals[name] = meanings[value]
+        elif isinstance(value, FunctionType) and name in function.__code__.co_names:
             # functions that it calls are formulas too
-            used = name in function.__code__.co_names
-            names[name] = meanings.get(value) or (compiled(value, exact) if used else value)
+            triton_globals[name] = compiled(value, exact)
         elif isinstance(value, (int, float)):
-            names[name] = tl.constexpr(value)
+            triton_globals[name] = tl.constexpr(value)
+        elif value is Tensor or value is formula.Value:
+            triton_globals[name] = tl.tensor
         else:
-            names[name] = tl.tensor if value is Tensor or value is formula.Value else value
-    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+            triton_globals[name] = value
+    copy = FunctionType(function.__code__, triton_globals, function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
-    found = triton.jit(copy)
+    jitted = triton.jit(copy)
     if not knobs.runtime.interpret:
         # Triton 3.4 would take a kernel with other numbers from its cache
-        values = map(names.get, function.__code__.co_names)
-        found.hash = f"{found.cache_key} {[each.value for each in values if isinstance(each, tl.constexpr)]}"
-    return found
+        values = map(triton_globals.get, function.__code__.co_names)
+        numbers = [value.value for value in values if isinstance(value, tl.constexpr)]
+        jitted.hash = f"{jitted.cache_key} {numbers}"
+    return jitted

@@ -21,9 +21,9 @@ LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACT
     tl.constexpr(i) for i in (0, 1, 2, 3, 4, 6, 8, 9)
 )
 OUTWARD, INWARD, HEADER = (tl.constexpr(i) for i in (10, 11, 12))
-"""Offsets in a row. SIGN is −1 to maximize, EMA_WEIGHT is 1 − ema. The two addresses are int64, 0 for a number that is
-in the row; their lowest bit says float64. OUTWARD and INWARD are of a `Retraction`, 0 without one. HEADER is the
-first of the rule's hyperparameters."""
+"""Offsets in a row. SIGN is −1 to maximize, EMA_WEIGHT is 1 − ema. The two addresses are int64, and take two offsets
+each. They are 0 for a number that is in the row; their lowest bit says float64. OUTWARD and INWARD are of a
+`Retraction`, 0 without one. HEADER is the first of the rule's hyperparameters."""
 
 
 class HyperRows(NamedTuple):
@@ -82,34 +82,42 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | N
         formula: of the scaling: its constants are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.
     """
-    device, found = table.columns["param"][0].device, []
-    own = () if formula is None else tuple(formula.constants.values())
-    retraction = (0.0, 0.0) if formula is None or formula.retraction is None else formula.retraction[:2]
-    # row, offset and tensor of each number on the device
-    addresses: list[tuple[int, int, Tensor]] = []
+    device = table.columns["param"][0].device
+    constants = () if formula is None else tuple(formula.constants.values())
+    outward, inward = (0.0, 0.0) if formula is None or formula.retraction is None else formula.retraction[:2]
+    hyper_rows = []
+    # hyper row, offset in int64 and tensor of each number on the device
+    on_device: list[tuple[int, int, Any]] = []
     for i, h in enumerate(hyper):
-        lr, weight_decay, factor, per_lr, on_host = h.lr, h.weight_decay, h.decay_factor, h.decay_per_lr, True
-        if isinstance(lr, Tensor) and lr.device == device:
-            addresses.append((i, LR_ADDRESS.value // 2, lr))
-            lr, on_host = 0.0, False
-        if isinstance(weight_decay, Tensor) and weight_decay.device == device:
-            addresses.append((i, WEIGHT_DECAY_ADDRESS.value // 2, weight_decay))
-            weight_decay, on_host = 0.0, False
-        if on_host:
-            weight_decay, factor, per_lr = float(h.applied_decay), 1.0, 0.0
-        row = [float(lr), -1.0 if h.maximize else 1.0, float(weight_decay), 1 - h.ema, *(0.0,) * 4, factor, per_lr]
-        row += (*retraction, *h.hyperparameters)
+        lr, weight_decay = h.lr, h.weight_decay
+        lr_on_device = isinstance(lr, Tensor) and lr.device == device
+        decay_on_device = isinstance(weight_decay, Tensor) and weight_decay.device == device
+        if lr_on_device:
+            on_device.append((i, LR_ADDRESS.value // 2, lr))
+        if decay_on_device:
+            on_device.append((i, WEIGHT_DECAY_ADDRESS.value // 2, weight_decay))
+        decay_factor, decay_per_lr = h.decay_factor, h.decay_per_lr
+        if not (lr_on_device or decay_on_device):
+            weight_decay, decay_factor, decay_per_lr = h.applied_decay, 1.0, 0.0
+        row = [
+            0.0 if lr_on_device else float(lr), -1.0 if h.maximize else 1.0,
+            0.0 if decay_on_device else float(weight_decay), 1 - h.ema,
+            0.0, 0.0, 0.0, 0.0,  # the two addresses, see below
+            decay_factor, decay_per_lr, outward, inward, *h.hyperparameters,
+        ]  # fmt: skip
         # an even width, for the alignment of the addresses
-        found.append([*row, *(0.0,) * ((len(row) + len(own)) % 2), *own])
-    values = np.array(found, dtype=np.float32)
-    for i, offset, tensor in addresses:
+        padding = [0.0] * ((len(row) + len(constants)) % 2)
+        hyper_rows.append([*row, *padding, *constants])
+    values = np.array(hyper_rows, dtype=np.float32)
+    for i, offset, tensor in on_device:
         values.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
     coefficients = np.empty((2, len(table.rows)), dtype=np.float32)
+    # mostly one number: then coefficients are computed once for all rows
     steps: Any = table.steps.item(0)
     if np.count_nonzero(table.steps != steps):
         steps = table.steps.astype(np.float64)[table.fields["param_index"]]
-    for i, each in enumerate(hyper):
+    for i, h in enumerate(hyper):
         rows: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_index, i)
-        counts = steps if isinstance(steps, float) else steps[rows]
-        coefficients[0, rows], coefficients[1, rows] = rule.coefficients(each.hyperparameters, counts)
-    return HyperRows(values, coefficients, bool(addresses), len(hyper[0].hyperparameters))
+        steps_of_rows = steps if isinstance(steps, float) else steps[rows]
+        coefficients[0, rows], coefficients[1, rows] = rule.coefficients(h.hyperparameters, steps_of_rows)
+    return HyperRows(values, coefficients, bool(on_device), len(hyper[0].hyperparameters))

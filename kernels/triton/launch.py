@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton import knobs
 
-from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
+from fused_lwlr.kernels.constants import CPU, GPU, MIN_NUMEL_OF_THREADS, Sizes
 from fused_lwlr.kernels.native import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.tile import TRITON_DTYPES
@@ -32,7 +32,8 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels run on such tensors: on a GPU or a CPU, and with TRITON_INTERPRET=1 only on a CPU."""
     real_dtype = dtype.to_real() if dtype.is_complex else dtype
     # the interpreter follows addresses in the memory of the CPU
-    return real_dtype in TRITON_DTYPES and device.type in (("cpu",) if knobs.runtime.interpret else ("cuda", "cpu"))
+    device_types = ("cpu",) if knobs.runtime.interpret else ("cuda", "cpu")
+    return real_dtype in TRITON_DTYPES and device.type in device_types
 
 
 class Kernel:
@@ -82,9 +83,8 @@ class Kernel:
         if knobs.runtime.interpret:
             self.run = lambda programs, arguments: function[programs, 1, 1](*arguments, **meta)
         elif is_native(device_table.buffer.device):
-            self.run = partial(
-                compile_kernel(function, example, meta), alone=bool(device_table.numel.sum() < GRAIN)
-            )  # fmt: skip
+            one_thread = bool(device_table.numel.sum() < MIN_NUMEL_OF_THREADS)
+            self.run = partial(compile_kernel(function, example, meta), one_thread=one_thread)
         else:
             with self.context:
                 # without contraction to FMA, each operation is rounded separately, on every device and version
@@ -104,19 +104,19 @@ def launch(
     device_table: DeviceTable,
     args: Sequence[Any],
     *,
-    counts: bool = False,
+    counts_steps: bool = False,
 ) -> None:
     """Runs a kernel once. `args` are the arguments after the number of rows.
 
-    Without items nothing is launched, unless the kernel `counts` steps: steps of empty parameters count, too.
+    Without items nothing is launched, unless the kernel counts steps: steps of empty parameters count, too.
     """
-    items = kernel.items
-    count = items.shape[0] or int(counts)
-    if not count:
+    programs = kernel.items.shape[0] or int(counts_steps)
+    if programs == 0:
         return
-    programs = grid(count if kernel.max_programs is None else min(count, kernel.max_programs))
+    if kernel.max_programs is not None:
+        programs = min(programs, kernel.max_programs)
     with kernel.context:
-        kernel.run(programs, _arguments(device_table, items, args))
+        kernel.run(grid(programs), _arguments(device_table, kernel.items, args))
         record_streams(device_table)
 
 

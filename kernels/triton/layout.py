@@ -22,9 +22,11 @@ def extents_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
     numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[table.fields["param_index"]]
     for i, row in enumerate(table.rows):
         if row.stop is not None:
-            # counted in storage order
-            inner = params[row.param_index].numel() // max(params[row.param_index].shape[0], 1)
-            first[i], numel[i] = row.start * inner, (row.stop - row.start) * inner
+            # an index of the first dimension is one run of elements in storage order
+            param = params[row.param_index]
+            elements_of_index = param.numel() // max(param.shape[0], 1)
+            first[i] = row.start * elements_of_index
+            numel[i] = (row.stop - row.start) * elements_of_index
     return first, numel
 
 
@@ -36,14 +38,16 @@ def strides_of(table: Table) -> list[tuple[int, ...]]:
     """
     split = {row.param_index for row in table.rows if row.stop is not None}
     params = [real(param) for param in table.columns["param"]]
-    return [p.stride() if p.is_contiguous() else _walk(p, i in split) for i, p in enumerate(params)]
+    return [p.stride() if p.is_contiguous() else _strides_of_one_run(p, i in split) for i, p in enumerate(params)]
 
 
-def _walk(param: Tensor, split: bool) -> tuple[int, ...]:
+def _strides_of_one_run(param: Tensor, split: bool) -> tuple[int, ...]:
     # torch keeps the strides only if the elements fill one run
-    dense = torch.empty_like(param, device="meta").stride() == param.stride()
-    outermost = not split or param.shape[0] == 1 or param.stride(0) * param.shape[0] == param.numel()
-    return param.stride() if dense and outermost else torch.empty(param.shape, device="meta").stride()
+    fills_one_run = torch.empty_like(param, device="meta").stride() == param.stride()
+    first_is_outermost = param.shape[0] == 1 or param.stride(0) * param.shape[0] == param.numel()
+    if fills_one_run and (first_is_outermost or not split):
+        return param.stride()
+    return torch.empty(param.shape, device="meta").stride()
 
 
 def scratch_of(tensors: Sequence[Tensor | None], strides: Sequence[tuple[int, ...]]) -> dict[int, Tensor]:
@@ -52,9 +56,11 @@ def scratch_of(tensors: Sequence[Tensor | None], strides: Sequence[tuple[int, ..
     for i, (tensor, needed) in enumerate(zip(tensors, strides, strict=True)):
         if tensor is None:
             continue
-        lazy, tensor = tensor.is_conj() or tensor.is_neg(), real(tensor)
+        is_lazy = tensor.is_conj() or tensor.is_neg()
+        tensor = real(tensor)
+        # the stride of a dimension of size 1 does not matter
         dimensions = zip(tensor.shape, tensor.stride(), needed, strict=True)
-        agree = tensor.stride() == needed or all(size == 1 or a == b for size, a, b in dimensions)
-        if tensor.numel() and (lazy or not agree):
+        agrees = tensor.stride() == needed or all(size == 1 or stride == other for size, stride, other in dimensions)
+        if tensor.numel() and (is_lazy or not agrees):
             scratch[i] = torch.empty_strided(tensor.shape, needed, dtype=tensor.dtype, device=tensor.device)
     return scratch

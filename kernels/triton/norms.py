@@ -9,7 +9,7 @@ from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import INWARD, OUTWARD, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, SCALED, entry, fold, load, reduce_slots
-from fused_lwlr.kernels.triton.update import DECAY, GRAD, ON_DEVICE, PARAM, apply_rule
+from fused_lwlr.kernels.triton.update import DECAY_INDEX, GRAD, ON_DEVICE_INDEX, PARAM, apply_rule
 
 ROW_WIDTH = tl.constexpr(len(RETRACTION_STATISTICS))
 ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_DOT, UPDATE_SQ_SUM = (
@@ -18,10 +18,11 @@ ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_D
 """Indices of `RETRACTION_STATISTICS`."""
 DIRECTION_SQ_PARTIAL, DOT_PARTIAL, WEIGHT_SQ_PARTIAL = (tl.constexpr(i) for i in range(3, 6))
 """Rows of the partial sums Σd², ⟨w, d⟩ and Σw², after Σ|g|, Σg² and the count of non-finite g."""
-ABS_SUM_ARGUMENT, DOT_ARGUMENT, FIRST_CONSTANT = (
-    tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
-)
-"""Arguments of a formula that are summed only for this formula, and the first of its constants."""
+ABS_SUM_ARGUMENT = tl.constexpr(FORMULA_STATISTICS.index("grad_abs_sum"))
+DOT_ARGUMENT = tl.constexpr(FORMULA_STATISTICS.index("dot"))
+"""Arguments of a formula whose partial sums are added only if the formula takes them."""
+FIRST_CONSTANT = tl.constexpr(len(FORMULA_STATISTICS))
+"""The index of an argument is this or more if the argument is a constant, see `arguments_of` in step.py."""
 rho_of, update_sq_sum = compiled(step_arguments.rho_of), compiled(step_arguments.update_sq_sum)
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
@@ -43,7 +44,8 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.constexpr, FULL: tl.constexpr):
     """Adds a block to Σ|g|, Σg² and non-finite g, see `reduce_tile`; with a direction also to Σd², ⟨w, d⟩ and Σw².
 
-    `scalars` is (1 / grad_scale, factor of the gradient, coefficients, hyper), and RULE None without a direction.
+    `scalars` is (±1 / grad_scale, for |g|; the factor of the gradient; coefficients; hyper). RULE is None without a
+    direction.
     """
     unscale, factor, coefficients, hyper = scalars
     abs_sum, sq_sum, nonfinite = sums[0], sums[1], sums[2]
@@ -52,16 +54,16 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
         w, d, _ = apply_rule(
             at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, FULL, "evict_last"
         )  # fmt: skip
-        if RULE[DECAY] == "decoupled":
-            d += weight_decay_of(hyper, RULE[ON_DEVICE]) * w
+        if RULE[DECAY_INDEX] == "decoupled":
+            d += weight_decay_of(hyper, RULE[ON_DEVICE_INDEX]) * w
         if not FULL:
             d = tl.where(offs < stop, d, 0.0)
         direction_sum = sums[3] + fold(d * d, FULL)
         dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, "evict_last")
-    # Equal values, but other code. Without a direction the product is first: otherwise compilers take the absolute
-    # value in half precision, and wait for each load. With a direction it is last: otherwise loads start late.
+    # Both orders give equal values, and each is the faster one in its case. Without a direction, compilers would take
+    # the absolute value in half precision, and wait for each load. With a direction, loads would start late.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)
@@ -84,11 +86,12 @@ def add_weights(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.co
 def finalize_row(
     row, first, count, integers, lr, clip, hyper, partials, tiles, factors, rows, statistics,
     FORMULA: tl.constexpr, ARGUMENTS: tl.constexpr, TARGET: tl.constexpr, ON_DEVICE: tl.constexpr,
-    SLOTS: tl.constexpr, RETRACTION: tl.constexpr,
+    SLOTS: tl.constexpr, RETRACTS: tl.constexpr, FIXED_RADIUS: tl.constexpr,
 ):  # fmt: skip
     """Stores the factors of a row, and the statistics that they come from.
 
-    The row has `count` slots of partial sums from `first` on. Other arguments: see `queue_kernel`.
+    The row has `count` slots of partial sums, one for each of its tiles, from `first` on. Other arguments: see
+    `queue_kernel`.
     """
     sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
     weight_sq_sum = reduce_slots(partials + WEIGHT_SQ_PARTIAL * tiles, first, count, SLOTS)
@@ -98,7 +101,7 @@ def finalize_row(
         direction_sq_sum = reduce_slots(partials + DIRECTION_SQ_PARTIAL * tiles, first, count, SLOTS)
         norm = tl.sqrt(direction_sq_sum)
     weight_norm = tl.sqrt(weight_sq_sum)
-    if RETRACTION:
+    if FIXED_RADIUS:
         address = entry(integers, rows, row, RADIUS)
         radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
         weight_norm = radius.to(tl.float64)
@@ -114,13 +117,14 @@ def finalize_row(
     arguments = ()
     for i in tl.static_range(len(ARGUMENTS)):
         if ARGUMENTS[i] >= FIRST_CONSTANT:
-            number = tl.load(hyper + (ARGUMENTS[i] - FIRST_CONSTANT))
-            arguments += (number.to(tl.float64),)  # type: ignore[assignment]
+            constant = tl.load(hyper + (ARGUMENTS[i] - FIRST_CONSTANT))
+            arguments += (constant.to(tl.float64),)  # type: ignore[assignment]
         elif ARGUMENTS[i] == ABS_SUM_ARGUMENT:
             abs_sum = reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS)
             arguments += (abs_sum * clip,)  # type: ignore[assignment]
         elif ARGUMENTS[i] == DOT_ARGUMENT:
-            arguments += (reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS),)  # type: ignore[assignment]
+            dot = reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS)
+            arguments += (dot,)  # type: ignore[assignment]
         else:
             arguments += (available[ARGUMENTS[i]],)  # type: ignore[assignment]
     out = statistics + ROW_WIDTH * row
@@ -132,7 +136,7 @@ def finalize_row(
     tl.store(out + SQ_SUM, sq_sum)
     tl.store(out + WEIGHT_SQ_SUM, weight_sq_sum)
     tl.store(out + FACTOR, s)
-    if RETRACTION is not None:
+    if RETRACTS:
         dot = reduce_slots(partials + DOT_PARTIAL * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * factor.to(tl.float64)
         outward, inward = tl.load(hyper + OUTWARD).to(tl.float64), tl.load(hyper + INWARD).to(tl.float64)

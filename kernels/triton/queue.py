@@ -28,12 +28,12 @@ from fused_lwlr.kernels.triton.norms import (
 )
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.tile import (
-    COLUMNS,
+    EXPONENT_SHIFT,
+    FIRST_COLUMN,
     FIRST_TILE,
     FLAGS,
-    NORM_CARRIED,
+    NORM_KNOWN,
     NUMEL,
-    SHIFT,
     STEP_COUNT,
     entry,
     inverse_of,
@@ -87,17 +87,18 @@ def read_factors(
 @triton.jit
 def finish_launch(counters, rows, integers, skipped, STEP_DTYPE: tl.constexpr, SLOTS: tl.constexpr):
     """Counts the step and resets the counters; the last program does this."""
+    ready = counters + 2 + rows
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
-        tl.store(counters + 2 + rows + row, 0, mask=row < rows)
+        tl.store(ready + row, 0, mask=row < rows)
         if STEP_DTYPE is not None:
-            # if a tensor is cut into rows, only the first row counts
+            # the rows of a tensor share its step count, and are adjacent: only the first row counts
             step_at = entry(integers, rows, row, STEP_COUNT, row < rows)
-            before = entry(integers, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
-            mask = (step_at != 0) & (step_at != before)
+            step_at_before = entry(integers, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
+            counts = (step_at != 0) & (step_at != step_at_before)
             steps = step_at.to(tl.pointer_type(STEP_DTYPE))
-            tl.store(steps, tl.load(steps, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
+            tl.store(steps, tl.load(steps, mask=counts, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=counts)
         begin += SLOTS
     tl.store(counters, 0)
     tl.store(counters + 1, 0)
@@ -114,8 +115,8 @@ def queue_kernel(
     item_count,
     rows,
     tiles,  # number of tiles of all rows
-    counters,  # int32: ticket, programs that left; [2, rows] norm items done, ready
-    partials,  # float32 [6, tiles], see norms.py
+    counters,  # int32: next ticket, programs that ended, [rows] norm items done, [rows] 1 if the factors are ready
+    partials,  # float32 [6, tiles], see norms.py; the slot of a tile is its number
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused without norms, and for a direction
     factors,  # [1 or 2, rows]: s and ρ of each row; float32 of a `FactorFormula`, float64 of `Factors`
     statistics,  # float64 [rows, 8], see `RETRACTION_STATISTICS`
@@ -143,10 +144,10 @@ def queue_kernel(
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
     SLOTS: tl.constexpr,  # partial sums that are read at a time
     RETRACTS: tl.constexpr,  # whether each row has a factor ρ
-    RETRACTION: tl.constexpr,  # whether the `Retraction` of a `FactorFormula` is fixed; None without one
+    FIXED_RADIUS: tl.constexpr,  # whether a `FactorFormula` has a `Retraction` that is fixed
 ):
     """One step of a rule, a tile an item."""
-    ready = counters + 2 + rows
+    ended, norms_done, ready = counters + 1, counters + 2, counters + 2 + rows
     clip, shrink, skipped = read_gate(totals, max_norm, found_inf, SKIP, RESCALE)
     unscale = inverse_of(grad_scale)
     TILE: tl.constexpr = BLOCK * PASSES
@@ -156,8 +157,8 @@ def queue_kernel(
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         row = tl.load(items + 2 * ticket)
-        code = tl.load(items + 2 * ticket + 1)
-        slot, is_norm = code >> 1, code % 2 == 0
+        slot_and_kind = tl.load(items + 2 * ticket + 1)
+        slot, is_norm = slot_and_kind >> 1, slot_and_kind % 2 == 0
         start = (slot - entry(integers, rows, row, FIRST_TILE)) * TILE
         at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, TILE)
         hyper, lr, sign, coefficients = read_row(integers, floats, rows, row, ON_DEVICE, WIDTH)
@@ -170,19 +171,19 @@ def queue_kernel(
                 coefficients = COEFFICIENTS(hyperparameters_of(hyper, RULE_WIDTH), steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and is_norm:
-            # A direction loads all columns, so one block keeps enough loads in flight. Otherwise the factor includes
-            # the sign: `add_norms` needs a product, and compilers would drop a factor of 1.
-            factor = unscale if DIRECTION else sign * unscale
+            # the sign does not change |g|, but `add_norms` needs a product here, and compilers would drop a factor of 1
+            signed_unscale = unscale if DIRECTION else sign * unscale
+            # a direction loads all columns, so one block keeps enough loads in flight
             sums = reduce_tile(
-                add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
+                add_norms, at, aligned, stop, (signed_unscale, sign * clip * unscale, coefficients, hyper),
                 6 if DIRECTION else 3, DTYPES, RULE if DIRECTION else None, BLOCK, 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
             for i in tl.static_range(6 if DIRECTION else 3):
                 tl.store(partials + i * tiles + slot, sums[i])
-            # the pass over the direction reads the weights anyway
+            # with a direction, the pass above has added up Σw², too
             if not DIRECTION:
                 # the last step left Σw², which is valid unless the weights were changed since
-                known = (entry(integers, rows, row, FLAGS) & NORM_CARRIED) != 0
+                known = (entry(integers, rows, row, FLAGS) & NORM_KNOWN) != 0
                 if known:
                     known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
                 if not known:
@@ -194,40 +195,43 @@ def queue_kernel(
             count = tl.cdiv(entry(integers, rows, row, NUMEL), TILE).to(tl.int32)
             # stores of the other threads of this program come before the arrival too
             tl.debug_barrier()
-            if tl.atomic_add(counters + 2 + row, 1, sem="acq_rel") == count - 1:
-                tl.store(counters + 2 + row, 0)
+            if tl.atomic_add(norms_done + row, 1, sem="acq_rel") == count - 1:
+                tl.store(norms_done + row, 0)
                 finalize_row(
                     row, first, count, integers, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-                    FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTION,
+                    FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTS, FIXED_RADIUS,
                 )  # fmt: skip
-                # as soon as the factors exist: no program waits for other statistics
+                # before the other statistics, for which no program waits
                 tl.atomic_xchg(ready + row, 1, sem="release")
                 finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
             s_grad, s_decayed, s_direction, rho = read_factors(
                 row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS
             )
-            row_shrink = power(shrink, entry(integers, rows, row, FLAGS) >> SHIFT) if RESCALE else 1.0
-            rate, factors_of_grad = lr * s_direction, (s_grad * (sign * unscale), s_decayed)
-            layer_index = entry(integers, rows, row, COLUMNS + len(DTYPES))
-            # Triton refuses a None in a tuple if it comes from a variable, so it is written in place
+            row_shrink = power(shrink, entry(integers, rows, row, FLAGS) >> EXPONENT_SHIFT) if RESCALE else 1.0
+            rate = lr * s_direction
+            grad_factors = (s_grad * (sign * unscale), s_decayed)
+            layer_index = entry(integers, rows, row, FIRST_COLUMN + len(DTYPES))
+            # The tuple is `scalars` of `step_block`. Triton refuses a None in a tuple if it comes from a variable, so
+            # the key is written in place.
             new_squares = reduce_tile(
                 step_and_add, at, aligned, stop,
                 (
-                    rate, rate * weight_decay_of(hyper, ON_DEVICE), factors_of_grad, coefficients,
+                    rate, rate * weight_decay_of(hyper, ON_DEVICE), grad_factors, coefficients,
                     rho if RETRACTS else row_shrink, row_shrink, hyper,
                     None if seed is None else key_of(seed, layer_index, steps), start,
                 ),
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip
             if TARGET is not None:
-                # for the norms of the next step; with a direction only since fewer loads are in flight without it
+                # Σw² for the norms of the next step. With a direction nothing reads it, but without this store fewer
+                # loads are in flight.
                 tl.store(weight_partials + slot, new_squares[0])
                 if not DIRECTION:
                     # other threads wrote the weights that the fingerprint reads
                     tl.debug_barrier()
                     tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
-    left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
-    if left == tl.num_programs(0) - 1:
+    ended_before = tl.atomic_add(ended, 1, sem="acq_rel")
+    if ended_before == tl.num_programs(0) - 1:
         finish_launch(counters, rows, integers, skipped, STEP_DTYPE if WRITE else None, SLOTS)

@@ -55,17 +55,17 @@ def rounded(
     else:
         apart = tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)
         noise = mix(position ^ mix(wrapping_add(key, apart)))
-        # the lower bits of the float are cut off; a carry out of them rounds the magnitude up
-        LOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
-        bits = wrapping_add(x.to(tl.uint32, bitcast=True), noise & LOW)
-        result = (bits & (0xFFFFFFFF - LOW)).to(tl.float32, bitcast=True)
+        # the lower bits of the float are dropped; a carry out of them rounds the magnitude up
+        DROPPED: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
+        bits = wrapping_add(x.to(tl.uint32, bitcast=True), noise & DROPPED)
+        result = (bits & (0xFFFFFFFF - DROPPED)).to(tl.float32, bitcast=True)
         if DTYPE == tl.float16:
             # subnormal numbers are 2⁻²⁴ apart, which is the last digit of numbers from ½ to 1
             SPACING: tl.constexpr = 2**-24
             nearest = (tl.abs(x) + 0.5) - 0.5
             rest = tl.abs(x) - nearest
-            # from 0 to a step, made from its bits, since converting integers needs registers
-            part = ((noise >> 9) | 0x33800000).to(tl.float32, bitcast=True) - SPACING
-            small = nearest + tl.where(rest > part, SPACING, tl.where(-rest > part, -SPACING, 0.0))
+            # uniform from 0 to SPACING, made from its bits, since converting integers needs registers
+            threshold = ((noise >> 9) | 0x33800000).to(tl.float32, bitcast=True) - SPACING
+            small = nearest + tl.where(rest > threshold, SPACING, tl.where(-rest > threshold, -SPACING, 0.0))
             result = tl.where(tl.abs(x) < 0.00006103515625, tl.where(x < 0, -small, small), result)
         return tl.where(tl.abs(x) < float("inf"), result, x)

@@ -21,6 +21,9 @@ from fused_lwlr.kernels.triton.work import tile_list
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """The order in which a block adds up the statistics. The order of `STATISTICS` would take more registers."""
 INDICES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
+"""For each accumulator, its column of the results."""
+ABS_MAX = tl.constexpr(ACCUMULATORS.index("abs_max"))
+NO_HYPER_ROWS = (0, 0)
 
 
 @triton.jit
@@ -80,12 +83,14 @@ def statistics_kernel(
             # ready for the next launch
             tl.store(arrivals + row, 0)
             first = tile - index
-            total = reduce_slots(partials, first, count, SLOTS)
-            tl.store(results + 6 * row, total)
+            abs_sum = reduce_slots(partials, first, count, SLOTS)
+            tl.store(results + 6 * row, abs_sum)
             for i in tl.static_range(1, 6):
-                value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 2)
-                # the maximum skips NaN, the sum does not
-                tl.store(results + 6 * row + INDICES[i], tl.where(total == total, value, total) if i == 2 else value)
+                value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == ABS_MAX)
+                if i == ABS_MAX:
+                    # the maximum skips NaN, the sum does not
+                    value = tl.where(abs_sum == abs_sum, value, abs_sum)
+                tl.store(results + 6 * row + INDICES[i], value)
         tile += tl.num_programs(0)
 
 
@@ -94,9 +99,10 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
     columns = ("param", "grad")
-    device_table = table.device_tables.get((columns, (0, 0)))
+    key = columns, NO_HYPER_ROWS
+    device_table = table.device_tables.get(key)
     if device_table is None:
-        device_table = table.device_tables[columns, (0, 0)] = DeviceTable(table, columns, (0, 0), sizes.statistics_tile)
+        device_table = table.device_tables[key] = DeviceTable(table, columns, NO_HYPER_ROWS, sizes.statistics_tile)
     device_table.refresh(table)
     if True not in device_table.workspaces:
         device_table.workspaces[True] = (

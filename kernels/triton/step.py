@@ -49,15 +49,16 @@ def prepare(
 ) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     hyper_rows = hyper_rows_of(rule, hyper, factor if isinstance(factor, FactorFormula) else None, table)
-    device, columns, shape = table.columns["param"][0].device, columns_of(rule), hyper_rows.values.shape
+    device = table.columns["param"][0].device
+    columns, shape = columns_of(rule), hyper_rows.values.shape
     device_table = table.device_tables.get((columns, shape))
     if device_table is None:
         tile = sizes_of(device).queue_tile
         device_table = table.device_tables[columns, shape] = DeviceTable(table, columns, shape, tile)
-    plain = write and factor is None and gate is None and rounding_seed is None
-    if not plain or device_table.dtypes["step"] is not None:
+    has_options = not write or factor is not None or gate is not None or rounding_seed is not None
+    if has_options or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, hyper_rows, factor, gate or NO_GATE, write, rounding_seed)
-    # no tile waits for another
+    # otherwise no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
         ("step", rule, hyper_rows.on_device),
@@ -69,11 +70,11 @@ def prepare(
         ),
     )  # fmt: skip
 
-    def take() -> None:
+    def take_step() -> None:
         launch(kernel, device_table, ())
         device_table.commit_writes()
 
-    return take
+    return take_step
 
 
 @cache
@@ -93,37 +94,40 @@ def _queued(
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
     """Prepares a step by the queue: with factors, a gate, random rounding or counts on the device, or of norms only."""
+    device = device_table.buffer.device
     formula = factor if isinstance(factor, FactorFormula) else None
-    retraction, target = formula and formula.retraction, None if factor is None else factor.target
-    rho = factor.rho if isinstance(factor, Factors) else None
-    retracts = retraction is not None or rho is not None
-    has_norms = target is not None
-    if has_norms not in device_table.workspaces:
-        device_table.workspaces[has_norms] = queue_workspace(device_table, has_norms=has_norms)
+    retraction = None if formula is None else formula.retraction
+    fixed_radius = retraction is not None and retraction.fixed
+    target = None if factor is None else factor.target
+    has_factor = factor is not None
+    if has_factor not in device_table.workspaces:
+        device_table.workspaces[has_factor] = queue_workspace(device_table, has_factor=has_factor)
     device_table.refresh(table, hyper_rows)
-    counters, partials, checksums, factors, statistics = device_table.workspaces[has_norms]
+    counters, partials, checksums, factors, statistics = device_table.workspaces[has_factor]
+    retracts = retraction is not None
     if isinstance(factor, Factors):
-        factors = factor.values.contiguous() if rho is None else torch.stack((factor.values, rho))
+        retracts = factor.rho is not None
+        factors = factor.values.contiguous() if factor.rho is None else torch.stack((factor.values, factor.rho))
     arguments = (
         device_table.tiles, counters, partials, checksums, factors, statistics, gate.totals, gate.max_norm,
         gate.grad_scale, gate.found_inf, rounding_seed,
     )  # fmt: skip
     # compiled again where a name outside of the formula has another value
-    function = formula and compiled(formula.function)
+    function = None if formula is None else compiled(formula.function)
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, torch.get_num_threads()]
     key += map(type, arguments)
     if formula is not None:
-        key += (function, *formula.constants, retraction and retraction.fixed)
-    device = device_table.buffer.device
+        key += (function, *formula.constants, fixed_radius)
 
     def make(items: Tensor) -> Kernel:
-        sizes, least = sizes_of(device), least_resident("queue", len(rule.states))
+        sizes = sizes_of(device)
         return Kernel(
-            queue.queue_kernel, device_table, items, arguments, registers=max_registers(least),
+            queue.queue_kernel, device_table, items, arguments,
+            registers=max_registers(least_resident("queue", len(rule.states))),
             max_programs=resident_programs(device, PER_PROCESSOR),
             **_common(device_table, rule, hyper_rows), STEP_DTYPE=device_table.dtypes["step"], TARGET=target,
-            FORMULA=function, RETRACTION=retraction and retraction.fixed,
-            ARGUMENTS=formula and arguments_of(formula, device_table.hyper_shape[1]), RETRACTS=retracts,
+            FORMULA=function, RETRACTS=retracts, FIXED_RADIUS=fixed_radius,
+            ARGUMENTS=None if formula is None else arguments_of(formula, device_table.hyper_shape[1]),
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
             RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,
             PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
@@ -131,26 +135,28 @@ def _queued(
 
     kernel = device_table.kernel(
         tuple(key),
-        lambda: queue_items(device_table, target, rule, not write or formula is not None, write),
+        lambda: queue_items(device_table, target, rule, norms=formula is not None, updates=write),
         make,
     )
 
-    def take() -> Tensor | None:
-        launch(kernel, device_table, arguments, counts=write and device_table.dtypes["step"] is not None)
+    def take_step() -> Tensor | None:
+        launch(kernel, device_table, arguments, counts_steps=write and device_table.dtypes["step"] is not None)
         if write:
             device_table.commit_writes()
-        if has_norms:
+        if has_factor:
             device_table.remember_norms(stored=target != "direction")
-        return None if formula is None else statistics if retracts else statistics[:, : len(STEP_STATISTICS)]
+        if formula is None:
+            return None
+        return statistics if retracts else statistics[:, : len(STEP_STATISTICS)]
 
-    return take
+    return take_step
 
 
-def queue_workspace(device_table: DeviceTable, *, has_norms: bool) -> tuple[Tensor, ...]:
+def queue_workspace(device_table: DeviceTable, *, has_factor: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`."""
     device = device_table.buffer.device
-    # without norm items no result is stored for a row or a tile
-    rows, tiles = (device_table.rows, device_table.tiles) if has_norms else (0, 0)
+    # without a factor no result is stored for a row or a tile
+    rows, tiles = (device_table.rows, device_table.tiles) if has_factor else (0, 0)
     statistics = torch.zeros(rows, len(RETRACTION_STATISTICS), dtype=torch.float64, device=device)
     # a row without elements has no item: its factor stays 1
     statistics[:, FACTOR] = 1
@@ -164,30 +170,35 @@ def queue_workspace(device_table: DeviceTable, *, has_norms: bool) -> tuple[Tens
 
 
 def queue_items(
-    device_table: DeviceTable, target: FactorTarget | None, rule: Rule, norms: bool, updates: bool
+    device_table: DeviceTable, target: FactorTarget | None, rule: Rule, *, norms: bool, updates: bool
 ) -> np.ndarray:
     """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
-    sizes, segments = sizes_of(device_table.buffer.device), 2 * np.arange(device_table.rows) + updates
+    device = device_table.buffer.device
+    sizes = sizes_of(device)
     if norms and updates:
         # norms read only the gradient, or, for a direction, all columns except the average
         itemsizes, numel = device_table.itemsizes, device_table.active_numel
         itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
         counts = -(-numel // sizes.queue_tile)
-        programs = resident_programs(device_table.buffer.device, least_resident("queue", len(rule.states)))
+        programs = resident_programs(device, least_resident("queue", len(rule.states)))
         segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
-    active = segments[device_table.active[segments >> 1]]
-    return work.item_list(active, device_table.numel, sizes.queue_tile)
+    else:
+        # one kind for all rows, in their order
+        segments = 2 * np.arange(device_table.rows) + updates
+    is_active = device_table.active[segments >> 1]
+    return work.item_list(segments[is_active], device_table.numel, sizes.queue_tile)
 
 
 def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
-    """Returns the index of each argument of a formula.
+    """Returns a number for each argument of a formula: where `finalize_row` finds it.
 
-    It is the index in `FORMULA_STATISTICS`, or for a constant of the formula its offset from there in a hyper row of
-    this width, which ends with these constants.
+    For a statistic it is the index in `FORMULA_STATISTICS`. For a constant it is `len(FORMULA_STATISTICS)` plus the
+    offset in a hyper row of this width, which ends with the constants.
     """
-    first = len(FORMULA_STATISTICS) + width - len(factor.constants)
     indices = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
-    indices |= {name: first + i for i, name in enumerate(factor.constants)}
+    first_offset = width - len(factor.constants)
+    for i, name in enumerate(factor.constants):
+        indices[name] = len(FORMULA_STATISTICS) + first_offset + i
     return tuple(indices[name] for name in factor.arguments)
 
 

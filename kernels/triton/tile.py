@@ -15,10 +15,10 @@ FOLD = tl.constexpr(4)
 THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
-NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
-"""Entries of a row in `integers`, see `DeviceTable`; columns follow from COLUMNS on, and then `Row.layer_index`."""
-SCALED, NORM_CARRIED, SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
-"""The entry FLAGS: masks for `Row.scaled` and a known Σw², and the shift of p of Ŵᵖ."""
+NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, FIRST_COLUMN = (tl.constexpr(i) for i in range(7))
+"""Entries of a row in `integers`, see `DeviceTable`; the other columns follow, and then `Row.layer_index`."""
+SCALED, NORM_KNOWN, EXPONENT_SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
+"""The entry FLAGS: bit 0 is `Row.scaled`, bit 1 says that Σw² is known, and p of Ŵᵖ is in the bits from 2 on."""
 
 TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -27,7 +27,10 @@ def dtype_of(table: Table, column: str) -> tl.dtype | None:
     """Returns the Triton dtype of a column, None if all of it is absent."""
     if column == "grad":
         return TRITON_DTYPES[table.grad_dtype.to_real() if table.grad_dtype.is_complex else table.grad_dtype]
-    return next((TRITON_DTYPES[real(t).dtype] for t in table.columns.get(column, ()) if t is not None), None)
+    for tensor in table.columns.get(column, ()):
+        if tensor is not None:
+            return TRITON_DTYPES[real(tensor).dtype]
+    return None
 
 
 @triton.jit
@@ -48,15 +51,16 @@ def tile_of(
     # within a tile 32 bits are enough
     stop = tl.minimum(entry(integers, rows, row, NUMEL) - start, TILE).to(tl.int32)
     at = ()
-    bits = tl.zeros([], tl.int64)
+    # the low bits of all addresses together are 0 if all are aligned
+    all_bits = tl.zeros([], tl.int64)
     for i in tl.static_range(len(DTYPES)):
         address = tl.zeros([], tl.int64)
         if DTYPES[i] is not None:
-            address = entry(integers, rows, row, COLUMNS + i)
+            address = entry(integers, rows, row, FIRST_COLUMN + i)
             address = tl.where(address != 0, address + start * (DTYPES[i].primitive_bitwidth // 8), 0)
         at += (address,)  # type: ignore[assignment]
-        bits |= address
-    return at, bits % ALIGNMENT == 0, stop
+        all_bits |= address
+    return at, all_bits % ALIGNMENT == 0, stop
 
 
 @triton.jit

@@ -4,11 +4,10 @@ Tuples have these orders:
 
     DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
     at       the addresses of a tile in these columns, 0 if absent
-    RULE     UPDATE and DECAY of `fused_lwlr.kernels.rules.base.Rule`, ON_DEVICE, and how many hyperparameters
-             the rule has
+    RULE     UPDATE, DECAY, ON_DEVICE and RULE_WIDTH, see `queue_kernel`
     hyper    a row of hyper-parameters, see hyper_rows.py
 
-`offs`, `stop`, FULL and EVICT are explained at `load`. ON_DEVICE says whether numbers of hyper rows may be addresses.
+`offs`, `stop`, FULL and EVICT are explained at `load`.
 """
 
 import triton
@@ -31,7 +30,7 @@ from fused_lwlr.kernels.triton.tile import HYPER_INDEX, TAIL, entry, fold, load,
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
-UPDATE, DECAY, ON_DEVICE, RULE_WIDTH = (tl.constexpr(i) for i in range(4))
+UPDATE_INDEX, DECAY_INDEX, ON_DEVICE_INDEX, RULE_WIDTH_INDEX = (tl.constexpr(i) for i in range(4))
 """Places in RULE."""
 cautious, lerp = compiled(base.cautious), compiled(formula.lerp)
 
@@ -73,13 +72,13 @@ def apply_rule(
     for i in tl.static_range(STATE, len(at)):
         states += (load(at[i], offs, stop, DTYPES[i], FULL, EVICT),)  # type: ignore[assignment]
         present += (at[i] != 0,)  # type: ignore[assignment]
-    if RULE[DECAY] == "coupled":
-        weight_decay = weight_decay_of(hyper, RULE[ON_DEVICE])
+    if RULE[DECAY_INDEX] == "coupled":
+        weight_decay = weight_decay_of(hyper, RULE[ON_DEVICE_INDEX])
         g = tl.where(weight_decay != 0, g + weight_decay * w, g)
-    hyperparameters = hyperparameters_of(hyper, RULE[RULE_WIDTH])
-    d, states = RULE[UPDATE](w, g * factors[1], states, present, coefficients, hyperparameters)
-    if RULE[DECAY] == "cautious":
-        d = cautious(d, w, weight_decay_of(hyper, RULE[ON_DEVICE]))
+    hyperparameters = hyperparameters_of(hyper, RULE[RULE_WIDTH_INDEX])
+    d, states = RULE[UPDATE_INDEX](w, g * factors[1], states, present, coefficients, hyperparameters)
+    if RULE[DECAY_INDEX] == "cautious":
+        d = cautious(d, w, weight_decay_of(hyper, RULE[ON_DEVICE_INDEX]))
     return w, d, states
 
 
@@ -96,13 +95,14 @@ def step_block(
     """
     rate, decay, factors, coefficients, weight_factor, state_factor, hyper, key, start = scalars
     w, d, states = apply_rule(at, offs, stop, factors, coefficients, hyper, DTYPES, RULE, FULL, EVICT)
-    e = load(at[EMA], offs, stop, DTYPES[EMA], FULL, EVICT)
-    if RULE[DECAY] == "decoupled":
+    average = load(at[EMA], offs, stop, DTYPES[EMA], FULL, EVICT)
+    if RULE[DECAY_INDEX] == "decoupled":
         w = w * (1 - decay)
     w = (w - rate * d) * weight_factor
     store(at[MASTER], offs, stop, w, DTYPES[MASTER], FULL)
+    # the average follows the master weight if there is one, otherwise the weight as it is stored
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
+        store(at[EMA], offs, stop, lerp(average, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     position = offs
     if key is not None:
         position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
@@ -115,7 +115,7 @@ def step_block(
         store(at[i], offs, stop, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
-        store(at[EMA], offs, stop, lerp(e, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
+        store(at[EMA], offs, stop, lerp(average, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     return w if FULL else tl.where(offs < stop, w, 0.0)
 
 

@@ -20,15 +20,15 @@ class Upload:
         self.buffer = torch.zeros(size, dtype=torch.int64, device=device)
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
-        self._used: list[Any] = []
+        self._kept_alive: list[Any] = []
 
-    def capture(self, used: Any) -> None:
-        """Uploads the values in a CUDA graph. `used` are the other tensors that a replay reads."""
+    def capture(self, other_inputs: Any) -> None:
+        """Uploads the values in a CUDA graph, and keeps the other tensors alive that a replay reads."""
         host = torch.from_numpy(self.host)
         # also if the values are equal to older ones: the lists of items may be new tensors
-        self._used.append(used)
+        self._kept_alive.append(other_inputs)
         # a replay copies from this memory, which nothing else may change
-        if not (self._captured and torch.equal(self._captured[-1], host)):
+        if not self._captured or not torch.equal(self._captured[-1], host):
             if not self._spares:
                 raise RuntimeError(
                     f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"

@@ -17,22 +17,27 @@ def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int) -
         programs: number of programs that run at once.
     """
     segments: list[int] = []
-    before: list[int] = []
+    previous_group: list[int] = []
     group: list[int] = []
-    size = count = 0
-    for row, (more, items) in enumerate(zip(read.tolist(), counts.tolist(), strict=True)):
-        if size + more > window and 2 * count >= programs:
-            segments += [2 * other + 1 for other in before]
-            before, group, size, count = group, [], 0, 0
+    group_bytes = group_items = 0
+    for row, (row_bytes, row_items) in enumerate(zip(read.tolist(), counts.tolist(), strict=True)):
+        if group_bytes + row_bytes > window and 2 * group_items >= programs:
+            segments += [2 * other + 1 for other in previous_group]
+            previous_group, group = group, []
+            group_bytes = group_items = 0
         group.append(row)
-        size, count = size + more, count + items
+        group_bytes += row_bytes
+        group_items += row_items
         segments.append(2 * row)
-    segments += [2 * other + 1 for other in (*before, *group)]
+    segments += [2 * other + 1 for other in (*previous_group, *group)]
     return np.array(segments, dtype=np.int64)
 
 
 def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
     """Returns (row, 2 · tile number + kind) of every item of some segments, int32 [n, 2].
+
+    For example, `item_list([0, 2, 1, 3], [5, 3], 4)` are the norms of both rows, whose tiles are 0, 1 and 2, and then
+    their updates: (0, 0), (0, 2), (1, 4), (0, 1), (0, 3), (1, 5).
 
     Args:
         segments: all or some of the segments of `schedule`, in its order.
@@ -40,12 +45,13 @@ def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
         tile: elements of an item.
     """
     counts = -(-numel // tile)
-    first = np.cumsum(counts) - counts
+    first_tile = np.cumsum(counts) - counts
     row, kind = segments >> 1, segments & 1
     lengths = counts[row]
-    at = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    slots = np.repeat(first[row], lengths) + at
-    return np.stack((np.repeat(row, lengths), 2 * slots + np.repeat(kind, lengths)), axis=1).astype(np.int32)
+    first_item = np.cumsum(lengths) - lengths
+    index_in_segment = np.arange(lengths.sum()) - np.repeat(first_item, lengths)
+    tile_number = np.repeat(first_tile[row], lengths) + index_in_segment
+    return np.stack((np.repeat(row, lengths), 2 * tile_number + np.repeat(kind, lengths)), axis=1).astype(np.int32)
 
 
 def tile_list(numel: np.ndarray, block: int, *, short_first: bool = False) -> np.ndarray:
@@ -57,4 +63,7 @@ def tile_list(numel: np.ndarray, block: int, *, short_first: bool = False) -> np
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     tiles = np.stack((row, index), axis=1).astype(np.int32)
-    return tiles[np.argsort((index + 1) * block <= numel[row], kind="stable")] if short_first else tiles
+    if short_first:
+        is_full = (index + 1) * block <= numel[row]
+        tiles = tiles[np.argsort(is_full, kind="stable")]
+    return tiles

@@ -98,7 +98,7 @@ def races():
 
 
 launch = importlib.import_module("fused_lwlr.kernels.triton.launch")
-launch.GRAIN, launch.grid = 0, lambda programs: THREADS
+launch.MIN_NUMEL_OF_THREADS, launch.grid = 0, lambda programs: THREADS
 change_sizes(Patch, block=128, queue_passes=1, statistics_passes=1, window=0)
 torch.set_num_threads(THREADS)
 build.load_library = load_library

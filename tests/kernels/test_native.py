@@ -450,14 +450,14 @@ def test_lanes_do_not_depend_on_one_another(monkeypatch, tmp_path):
 
         def written(function, most_wait, turned=turned):
             nonlocal backwards
-            text = control.write(function, most_wait)
+            text = control.c_code(function, most_wait)
             if turned:
                 loop = r"for \(int64_t i = ([^;]+); i < ([^;]+); i\+\+\)"
                 text, count = re.subn(loop, r"for (int64_t i = \2 - 1; i >= \1; i--)", text)
                 backwards += count
             return text
 
-        monkeypatch.setattr(build, "write", written)
+        monkeypatch.setattr(build, "c_code", written)
         monkeypatch.setattr(build, "_key", lambda turned=turned: f"{turned}")
         build._function.cache_clear()
         found.append(values()[0])
