@@ -9,6 +9,7 @@ C_TYPES = {
     "i1": "_Bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
     "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double",
 }  # fmt: skip
+INTEGERS = ("i8", "i16", "i32", "i64")
 FLOATS = ("f32", "f64")
 ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 # {type} is the C type of the first operand, {f} the suffix of functions of this type
@@ -126,21 +127,22 @@ def expression(op: Operation, operands: Sequence[str]) -> str:
     Raises:
         UnsupportedError: the operation is unknown.
     """
-    name, element = op.name, op.operands[0].type.element if op.operands else ""
+    name = op.name
+    element = op.operands[0].type.element if op.operands else ""
     template = TEMPLATES.get(name) or TEMPLATES.get(f"{name} {op.text.split(',')[0]}")
     if template is None:
         return _conversion(op, operands[0] if operands else "")
-    integers = "{type}" in template
-    if (integers and element not in ("i8", "i16", "i32", "i64")) or (
-        (name.endswith("f") or name in ("math.sqrt", "tt.precise_sqrt")) and element not in FLOATS
-    ):
+    of_integers = "{type}" in template
+    of_floats = name.endswith("f") or name in ("math.sqrt", "tt.precise_sqrt")
+    if (of_integers and element not in INTEGERS) or (of_floats and element not in FLOATS):
         raise UnsupportedError(f"{name} of {element}")
-    return template.format(*operands, type=C_TYPES[element] if integers else "", f="f" if element == "f32" else "")
+    return template.format(*operands, type=C_TYPES[element] if of_integers else "", f="f" if element == "f32" else "")
 
 
 def _conversion(op: Operation, operand: str) -> str:
     """Returns the C expression of the conversion of a scalar to another type."""
-    name, source, target = op.name, op.operands[0].type.element if op.operands else "", op.results[0].type.element
+    name, target = op.name, op.results[0].type.element
+    source = op.operands[0].type.element if op.operands else ""
     if name in CASTS:
         if name == "tt.bitcast" and target[0] != "*":
             return operand if source == target else f"bits_{source}_{target}({operand})"

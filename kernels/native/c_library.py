@@ -30,10 +30,11 @@ def compiler() -> tuple[list[str], str]:
         command = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
         raise CompileError(f"the environment variable CC is not a command ({error})") from error
-    # a path may have spaces
-    command = command or [path for path in (shutil.which("gcc") or shutil.which("clang"),) if path]
     if not command:
-        raise CompileError("no C compiler was found: install gcc or clang, or set the environment variable CC")
+        path = shutil.which("gcc") or shutil.which("clang")
+        if path is None:
+            raise CompileError("no C compiler was found: install gcc or clang, or set the environment variable CC")
+        command = [path]
     try:
         version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -58,8 +59,9 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
     command, version = compiler()
     command = [*command, "-shared", "-fPIC", *flags]
     digest = hashlib.sha256(repr((name, key, command, version)).encode()).hexdigest()
+    file_name = f"{name}-{digest}.so"
     try:
-        return CDLL(_checked(f"{name}-{digest}.so"))
+        return CDLL(_checked(file_name))
     except OSError:
         pass
     with tempfile.TemporaryDirectory() as folder:
@@ -72,8 +74,8 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
         try:
             data = library.read_bytes()
             _add(f"{name}-{digest}.c", source.read_bytes())
-            _add(f"{name}-{digest}.so", data + hashlib.sha256(data).digest())
-            return CDLL(_checked(f"{name}-{digest}.so"))
+            _add(file_name, data + hashlib.sha256(data).digest())
+            return CDLL(_checked(file_name))
         except OSError as error:
             warnings.warn(
                 f"compiled code cannot be kept, so that every process compiles it again: {error}. "

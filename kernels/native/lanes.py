@@ -32,14 +32,16 @@ class Loop:
 
     Attributes:
         arrays: the arrays of results that are needed after the loop.
-        starts: for loads and stores of contiguous lanes: the address of lane 0, and whether it is replaced by a dummy
-            array where the condition of the mask is false, so that lanes need no test.
+        starts: for loads and stores of contiguous lanes: the address of lane 0.
+        redirected: those of them whose address is a dummy array if the condition of the mask is false, so that lanes
+            need no test.
     """
 
     size: int
     operations: list[Operation] = field(default_factory=list)
     arrays: dict[Value, str] = field(default_factory=dict)
-    starts: dict[Operation, tuple[str, bool]] = field(default_factory=dict)
+    starts: dict[Operation, str] = field(default_factory=dict)
+    redirected: set[Operation] = field(default_factory=set)
 
 
 class Lanes(Values):
@@ -57,17 +59,19 @@ class Lanes(Values):
         value = op.results[0] if op.results else op.operands[1]
         if len(value.type.shape) != 1:
             raise UnsupportedError(f"{op.name} of {value.type.shape}")
-        size, at = value.type.shape[0], max([self._loop_of.get(operand, 0) for operand in op.operands], default=0)
+        size = value.type.shape[0]
+        # not before the loops of its operands, nor before an access to the same memory
+        index = max([self._loop_of.get(operand, 0) for operand in op.operands], default=0)
         conflicts = {"tt.load": {"tt.store"}, "tt.store": {"tt.load", "tt.store"}}.get(op.name, set())
-        for index, loop in enumerate(self._loops):
+        for i, loop in enumerate(self._loops):
             if not conflicts.isdisjoint(each.name for each in loop.operations):
-                at = max(at, index)
-        while at < len(self._loops) and self._loops[at].size != size:
-            at += 1
-        if at == len(self._loops):
+                index = max(index, i)
+        while index < len(self._loops) and self._loops[index].size != size:
+            index += 1
+        if index == len(self._loops):
             self._loops.append(Loop(size))
-        self._loops[at].operations.append(op)
-        self._loop_of.update(dict.fromkeys(op.results, at))
+        self._loops[index].operations.append(op)
+        self._loop_of.update(dict.fromkeys(op.results, index))
 
     def flush(self) -> None:
         """Writes all loops."""
@@ -90,10 +94,11 @@ class Lanes(Values):
         masks = [self.forms.get(value) for op in loop.operations for value in op.operands if value.type.element == "i1"]
         ends = [mask.end for mask in masks if isinstance(mask, Mask) and mask.end is not None]
         if ends:
-            self._body(loop, "0", ends[0], {ends[0]: True})
+            end = ends[0]
+            self._body(loop, "0", end, {end: True})
             stores = [self._mask(op.operands[2:]) for op in loop.operations if op.name == "tt.store"]
-            if loop.arrays or any(mask is None or mask.end != ends[0] for mask in stores):
-                self._body(loop, ends[0], str(loop.size), {ends[0]: False})
+            if loop.arrays or any(mask is None or mask.end != end for mask in stores):
+                self._body(loop, end, str(loop.size), {end: False})
         else:
             self._body(loop, "0", str(loop.size), {})
         self.close()
@@ -105,20 +110,22 @@ class Lanes(Values):
         If the condition of the mask is false, the address is an array of zeros or an unused array. The lanes do not
         need the condition then: with a test in each lane, a step of SGD took twice as long.
         """
-        pointer, form = op.operands[0], self.forms.get(op.operands[0])
+        pointer = op.operands[0]
+        form = self.forms.get(pointer)
         if not isinstance(form, Affine):
             return
         loads, kind = op.name == "tt.load", c_type(pointer.type.element)
+        address = form.first
         mask = self._mask(op.operands[1 if loads else 2 :])
+        # an array of zeros is right only for a load whose other lanes are 0
         others = op.operands[2:] if loads else []
-        redirects = mask is not None and all(
-            self.forms.get(other) == Uniform(literal("0", other.type.element)) for other in others
-        )
-        text, name = form.first, self.name()
-        if redirects and mask is not None and mask.where is not None:
-            text = f"{mask.where} ? {text} : ({kind}){'zeros' if loads else 'unused'}"
-        self.line(f"{'const ' if loads else ''}{kind}{name} = {text};")
-        loop.starts[op] = name, redirects
+        zeros = all(self.forms.get(other) == Uniform(literal("0", other.type.element)) for other in others)
+        if mask is not None and zeros:
+            loop.redirected.add(op)
+            if mask.condition is not None:
+                address = f"{mask.condition} ? {address} : ({kind}){'zeros' if loads else 'unused'}"
+        name = loop.starts[op] = self.name()
+        self.line(f"{'const ' if loads else ''}{kind}{name} = {address};")
         if loads and loop.size <= SHORT:
             line = f"for (int64_t i = 0; i < {loop.size}; i += 64 / sizeof *{name})"
             self.line(f"{line} __builtin_prefetch((const char *)({name} + i) + {AHEAD});")
@@ -166,11 +173,10 @@ class Lanes(Values):
 
     def _address(self, loop: Loop, op: Operation, mask: Sequence[Value], before: Mapping[str, bool]) -> tuple[str, str]:
         """Returns the memory that a lane loads or stores, and the condition under which it does."""
-        start, redirects = loop.starts.get(op, (None, False))
-        place = f"*({self.element(op.operands[0], 'i', before)})" if start is None else f"{start}[i]"
+        place = f"{loop.starts[op]}[i]" if op in loop.starts else f"*({self.element(op.operands[0], 'i', before)})"
         if not mask:
             return place, "1"
-        form = self._mask(mask) if redirects else None
+        form = self._mask(mask) if op in loop.redirected else None
         if form is None:
             return place, self.element(mask[0], "i", before)
         return place, "1" if form.end is None else is_before(form.end, before)
@@ -199,8 +205,9 @@ class Lanes(Values):
                 self.line(f"{name}[i] = {text};")
             self.close()
 
-        pairs = [[self.element(source, lane, {}) for source in sources] for lane in ("i", f"(i + {half})")]
-        combine(half, *pairs)
+        first_half = [self.element(source, "i", {}) for source in sources]
+        second_half = [self.element(source, f"(i + {half})", {}) for source in sources]
+        combine(half, first_half, second_half)
         self.open(f"for (int64_t half = {half // 2}; half > 0; half /= 2) {{")
         combine("half", [f"{name}[i]" for name in names], [f"{name}[i + half]" for name in names])
         self.close()

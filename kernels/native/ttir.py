@@ -76,9 +76,15 @@ class Operation:
             operand.users.append(self)
 
 
+# %x, or %x#1, which is the second of several results
 VALUE = r"%[\w.$-]+(?:#\d+)?"
+# %x:2 = "tt.reduce"(…: the name of the results, their number, the name of the operation, and the rest
 HEAD = re.compile(r'(?:(%[\w.$-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)$')
+# %x: tensor<128x!tt.ptr<f32>>
 ARGUMENT = re.compile(rf"({VALUE}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
+# loc("f.py":1:2), with other locations in it
+LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+# = 128, = dense<0.0> : tensor<128xf32>, = #tt.…<…>
 ATTRIBUTE_VALUE = re.compile(r"= *(?:#tt\.[\w.]+<[^<>]*>|dense<[^<>]*>(?: : \S+)?|\w+)|#tt\.[\w.]+<[^<>]*>")
 IGNORED = re.compile(
     # hints about caches, addresses and overflows do not change results
@@ -133,8 +139,8 @@ class _Parser:
 
     def _arguments(self, line: str) -> list[Value]:
         """Parses the arguments of a block."""
-        plain = re.sub(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", "", line)
-        return [self._define(name, parse_type(kind)) for name, kind in ARGUMENT.findall(plain)]
+        without_locations = re.sub(LOCATION, "", line)
+        return [self._define(name, parse_type(kind)) for name, kind in ARGUMENT.findall(without_locations)]
 
     def _block(self, arguments: list[Value], end: str = "}") -> Block:
         """Parses a block that must end with this line."""
@@ -166,7 +172,9 @@ class _Parser:
         if name not in with_blocks and rest.endswith("{"):
             raise UnsupportedError(name)
         operation, types = with_blocks[name](rest) if name in with_blocks else self._simple(name, rest)
-        names = [] if result is None else [result] if count is None else [f"{result}#{i}" for i in range(int(count))]
+        names = [] if result is None else [result]
+        if count is not None:
+            names = [f"{result}#{i}" for i in range(int(count))]
         if len(names) != len(types):
             raise UnsupportedError(line)
         operation.results = [self._define(*pair) for pair in zip(names, types, strict=True)]

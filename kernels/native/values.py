@@ -24,9 +24,9 @@ class Affine(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """True in the lanes before `end`, or in all lanes, if the condition `where` is true."""
+    """True in the lanes before `end`, or in all lanes, if `condition` is true or None."""
 
-    where: str | None
+    condition: str | None
     end: str | None
 
 
@@ -71,7 +71,8 @@ class Values:
     def variable(self, element: str, text: str = "") -> str:
         """Writes a variable, with a value unless `text` is empty, and returns its name."""
         name = self.name()
-        self.line(f"{c_type(element)}{name}{text and f' = {text}'};")
+        value = f" = {text}" if text else ""
+        self.line(f"{c_type(element)}{name}{value};")
         return name
 
     def array(self, kind: Type) -> str:
@@ -105,7 +106,7 @@ class Values:
         if isinstance(form, Affine):
             return f"({c_type(value.type.element)})({form.first} + {lane})"
         inside = None if form.end is None else is_before(form.end, before)
-        return "(" + " & ".join(part for part in (form.where, inside) if part is not None) + ")"
+        return "(" + " & ".join(part for part in (form.condition, inside) if part is not None) + ")"
 
     def simplify(self, op: Operation) -> bool:
         """Finds the form of a result that does not need a loop over lanes. Returns False if the result needs one."""
@@ -150,19 +151,21 @@ class Values:
         return Mask(None, self.variable("i64", f"{distance} < 0 ? 0 : {distance} > {size} ? {size} : {distance}"))
 
     def _both(self, forms: Sequence[Form | None]) -> Form | None:
-        """Returns the form of the conjunction of masks."""
-        masks = [mask for form in forms if (mask := as_mask(form)) is not None]
+        """Returns the form of the conjunction of masks, if at most one end limits them."""
+        masks = [mask for mask in map(as_mask, forms) if mask is not None]
         ends = {mask.end for mask in masks if mask.end is not None}
         if len(masks) < len(forms) or len(ends) > 1:
             return None
-        conditions = [mask.where for mask in masks if mask.where is not None]
-        where = self.variable("i1", " & ".join(conditions)) if conditions else None
-        return Mask(where, ends.pop() if ends else None)
+        conditions = [mask.condition for mask in masks if mask.condition is not None]
+        condition = self.variable("i1", " & ".join(conditions)) if conditions else None
+        return Mask(condition, ends.pop() if ends else None)
 
 
 def as_mask(form: Form | None) -> Mask | None:
     """Returns a form as a mask, if it is one condition for all lanes, or for the lanes before an end."""
-    return Mask(form.text, None) if isinstance(form, Uniform) else form if isinstance(form, Mask) else None
+    if isinstance(form, Uniform):
+        return Mask(form.text, None)
+    return form if isinstance(form, Mask) else None
 
 
 def is_before(end: str, before: Mapping[str, bool]) -> str:
