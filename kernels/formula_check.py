@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from textwrap import dedent
 from types import FunctionType
@@ -18,14 +18,14 @@ CALLS = tuple(
     getattr(formula, name) for name in ("where", "minimum", "maximum", "maximum_or_nan", "sign", "single", "sqrt")
 )  # fmt: skip
 """A formula may call these functions, and other formulas."""
-LOGICAL = (Tensor.__and__, Tensor.__or__, Tensor.__xor__, Tensor.__invert__)
+LOGICAL_OPERATORS = (Tensor.__and__, Tensor.__or__, Tensor.__xor__, Tensor.__invert__)
 SYNTAX = (
-    ast.Expr, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
+    ast.Expr, ast.Assign, ast.Return, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
     ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
     ast.GtE, ast.Store, ast.Load,
 )  # fmt: skip
-"""Python that means the same to PyTorch and to Triton. Names, calls and comparisons are checked apart."""
-NAMES: dict[type[ast.AST], str] = {
+"""Python that means the same to PyTorch and to Triton. Names, numbers, calls and comparisons are checked apart."""
+NAMES_OF_SYNTAX: dict[type[ast.AST], str] = {
     ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**", ast.UAdd: "a sign +",
     ast.AugAssign: "an assignment such as +=, which changes a tensor in place",
     ast.BoolOp: "and or or", ast.Not: "not", ast.Compare: "a comparison of more than two values",
@@ -68,9 +68,11 @@ class _OnlyReal(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        operands = args[1:] if func is torch.where else () if func in LOGICAL else args
-        used = [*operands, result] if result.dtype != torch.bool else operands
-        if any(isinstance(each, Tensor) and not each.is_floating_point() for each in used):
+        # without conditions, which are no numbers
+        numbers = () if func in LOGICAL_OPERATORS else args[1:] if func is torch.where else args
+        if result.dtype != torch.bool:
+            numbers = (*numbers, result)
+        if any(isinstance(number, Tensor) and not number.is_floating_point() for number in numbers):
             raise ValueError("arithmetic with an integer or a comparison: write 1.0 for 1, and where(a > b, 1.0, 0.0)")
         return result
 
@@ -98,53 +100,60 @@ def _problem(function: FunctionType, tree: ast.FunctionDef, numbers: frozenset[s
         return "a decorator"
     if code.co_freevars:
         return f"{code.co_freevars[0]!r}, a variable of a function around it"
-    documented = ast.get_docstring(tree) is not None
-    return next((problem for part in tree.body[documented:] if (problem := _problem_of(part, function, numbers))), None)
+    statements = tree.body if ast.get_docstring(tree) is None else tree.body[1:]
+    return _first_problem(statements, function, numbers)
+
+
+def _first_problem(nodes: Iterable[ast.AST], function: FunctionType, numbers: frozenset[str]) -> str | None:
+    problems = (_problem_of(node, function, numbers) for node in nodes)
+    return next(filter(None, problems), None)
 
 
 def _problem_of(node: ast.AST, function: FunctionType, numbers: frozenset[str]) -> str | None:
     """Returns the name of something in a part of a formula that cannot be compiled, or None."""
-    parts: Sequence[ast.AST] = list(ast.iter_child_nodes(node))
-    name = NAMES.get(type(node), type(node).__name__)
+    if isinstance(node, ast.Call):
+        return _problem_of_call(node, function, numbers) or _first_problem(node.args, function, numbers)
     if isinstance(node, ast.Name):
-        known = function.__globals__.get(node.id)
-        right = node.id in function.__code__.co_varnames or isinstance(known, (int, float))
-        name, parts = f"the name {node.id!r}, which is neither an argument nor a number", []
-    elif isinstance(node, ast.Constant):
-        right = isinstance(node.value, (int, float))
-    elif isinstance(node, ast.Compare):
-        right = len(node.ops) == 1
-    elif isinstance(node, ast.Assign) and len(node.targets) > 1:
-        right, name = False, "an assignment to two names"
-    elif isinstance(node, (ast.Assign, ast.Return)):
+        if node.id in function.__code__.co_varnames or isinstance(function.__globals__.get(node.id), (int, float)):
+            return None
+        return f"the name {node.id!r}, which is neither an argument nor a number"
+    if isinstance(node, ast.Assign) and len(node.targets) > 1:
+        return "an assignment to two names"
+    if isinstance(node, (ast.Assign, ast.Return)) and not _has_tensor(node, function, numbers):
         # Triton makes a tensor of a number with a name: of 32 bits, so that a product may overflow
-        right = _has_tensor(node, function, numbers)
-        name = "a result without an argument" if isinstance(node, ast.Return) else "a number with a name"
-    elif isinstance(node, ast.Call):
-        called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
-        right = not node.keywords and isinstance(called, FunctionType)
-        name, parts = f"a call of {ast.unparse(node.func)!r}", node.args
-        if right and called in (formula.single, formula.sqrt):
-            # Triton calls a method of the argument
-            right, name = _has_tensor(node, function, numbers), f"{name} with a number"
-        elif right and called not in CALLS:
-            if called.__module__ == formula.__name__:
-                # for rules: their arguments have types that a scaling does not know
-                return name
-            tree = _tree(called)
-            given = zip(called.__code__.co_varnames, node.args, strict=False)
-            fixed = frozenset(each for each, value in given if not _has_tensor(value, function, numbers))
-            problem = "no source" if tree is None else _problem(called, tree, fixed)
-            if problem is not None:
-                return f"{name}, which has {problem}"
-    else:
-        right = isinstance(node, SYNTAX)
-    if not right:
+        return "a result without an argument" if isinstance(node, ast.Return) else "a number with a name"
+    is_number = isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+    is_comparison = isinstance(node, ast.Compare) and len(node.ops) == 1
+    if not (is_number or is_comparison or isinstance(node, SYNTAX)):
+        return NAMES_OF_SYNTAX.get(type(node), type(node).__name__)
+    return _first_problem(ast.iter_child_nodes(node), function, numbers)
+
+
+def _problem_of_call(node: ast.Call, function: FunctionType, numbers: frozenset[str]) -> str | None:
+    """Returns why a function cannot be called, or None. The arguments are checked apart."""
+    name = f"a call of {ast.unparse(node.func)!r}"
+    called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
+    if node.keywords or not isinstance(called, FunctionType):
         return name
-    return next((problem for part in parts if (problem := _problem_of(part, function, numbers))), None)
+    if called in (formula.single, formula.sqrt) and not _has_tensor(node, function, numbers):
+        # Triton calls a method of the argument
+        return f"{name} with a number"
+    if called in CALLS:
+        return None
+    if called.__module__ == formula.__name__:
+        # for rules: their arguments have types that a scaling does not know
+        return name
+    tree = _tree(called)
+    if tree is None:
+        return f"{name}, which has no source"
+    arguments = zip(called.__code__.co_varnames, node.args, strict=False)
+    passed_numbers = frozenset(argument for argument, value in arguments if not _has_tensor(value, function, numbers))
+    problem = _problem(called, tree, passed_numbers)
+    return None if problem is None else f"{name}, which has {problem}"
 
 
 def _has_tensor(node: ast.AST, function: FunctionType, numbers: frozenset[str]) -> bool:
+    """Returns whether a value depends on an argument, or a variable, that is a tensor."""
     value = node.value if isinstance(node, ast.Assign) else node
     names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)} - numbers
     return not names.isdisjoint(function.__code__.co_varnames)

@@ -30,7 +30,7 @@ FORMULA_STATISTICS = (
     "norm", "weight_norm", "lr", "weight_decay", "grad_norm", "direction_norm", "grad_abs_sum", "dot",
 )  # fmt: skip
 """Statistics that a formula may take as arguments, in addition to its own constants."""
-OF_DIRECTION = ("direction_norm", "dot")
+DIRECTION_STATISTICS = ("direction_norm", "dot")
 """Statistics that a formula may take only if its target is the direction."""
 
 ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_DOT, UPDATE_SQ_SUM = range(8)
@@ -72,8 +72,9 @@ def rho_of(
 
 def update_sq_sum(rho: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
     """Returns ‖Δw‖² of the step whose ρ this is. For the other arguments see `rho_of`."""
-    grown, moved = rho - 1.0, rho * rate
-    return grown * grown * weight_sq_sum - 2.0 * grown * moved * dot + moved * moved * direction_sq_sum
+    # Δw = ρ · (w − rate · d) − w = (ρ − 1) · w − ρ · rate · d
+    a, b = rho - 1.0, rho * rate
+    return a * a * weight_sq_sum - 2.0 * a * b * dot + b * b * direction_sq_sum
 
 
 class FactorFormula(NamedTuple):
@@ -107,13 +108,7 @@ class FactorFormula(NamedTuple):
         return code.co_varnames[: code.co_argcount]
 
     def fill_factors_(
-        self,
-        sums: Tensor,
-        scaled: bool | Tensor,
-        clip: float | Tensor,
-        lr: float | Tensor,
-        weight_decay: float | Tensor,
-        radius: Tensor | None,
+        self, sums: Tensor, scaled: bool | Tensor, clip: Value, lr: Value, weight_decay: Value, radius: Tensor | None
     ) -> Tensor | None:
         """Fills the column of the factor in `sums`, and with a retraction the column of ‖Δw‖².
 
@@ -131,7 +126,8 @@ class FactorFormula(NamedTuple):
             ρ of each row [...]; None without a retraction.
         """
         ones = torch.ones_like(sums[..., FACTOR])
-        lr, weight_decay, scaled = lr * ones, weight_decay * ones, scaled * ones != 0
+        lr, weight_decay = lr * ones, weight_decay * ones
+        is_scaled = (scaled * ones) != 0
         grad_norm = sums[..., SQ_SUM].sqrt() * clip
         weight_norm = sums[..., WEIGHT_SQ_SUM].sqrt() if radius is None else radius
         available = {
@@ -143,12 +139,14 @@ class FactorFormula(NamedTuple):
             norm = sums[..., DIRECTION_SQ_SUM].sqrt()
             available |= {"norm": norm, "direction_norm": norm, "dot": sums[..., DIRECTION_DOT]}
         factor = self.function(**{name: available[name] for name in self.arguments})
-        sums[..., FACTOR] = torch.where(scaled, factor, 1.0)
+        sums[..., FACTOR] = torch.where(is_scaled, factor, 1.0)
         if self.retraction is None:
             return None
         weight_sq_sum, direction_sq_sum = sums[..., WEIGHT_SQ_SUM], sums[..., DIRECTION_SQ_SUM]
         dot = sums[..., DIRECTION_DOT]
-        rate, radius = lr * sums[..., FACTOR], torch.where(scaled, weight_norm, 0.0)
+        rate = lr * sums[..., FACTOR]
+        # R, or 0 for a row that keeps its ρ = 1
+        radius = torch.where(is_scaled, weight_norm, 0.0)
         outward, inward = (rate.new_full((), part) for part in (self.retraction.outward, self.retraction.inward))
         rho = rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         sums[..., UPDATE_SQ_SUM] = update_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate)
@@ -191,8 +189,8 @@ def clip_of(sq_sum: Tensor, max_norm: Value) -> Tensor:
 
 def shrink_of(weight_sq_sum: Tensor) -> Tensor:
     """Returns 1 / Ŵ from Ŵ², and 1 if all weights are 0."""
-    moves = weight_sq_sum > 0
-    return where(moves, 1.0 / sqrt(where(moves, weight_sq_sum, 1.0)), 1.0)
+    nonzero = weight_sq_sum > 0
+    return where(nonzero, 1.0 / sqrt(where(nonzero, weight_sq_sum, 1.0)), 1.0)
 
 
 @dataclass(frozen=True, eq=False)

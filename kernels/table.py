@@ -80,13 +80,9 @@ class Table:
     """
 
     def __init__(
-        self,
-        columns: Mapping[str, Sequence[Tensor | None]],
-        rows: Sequence[Row] | None = None,
-        *,
-        steps: np.ndarray | None = None,
-        capturable: bool = False,
-    ):
+        self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None, *,
+        steps: np.ndarray | None = None, capturable: bool = False,
+    ):  # fmt: skip
         self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i, layer_index=i) for i in range(len(params))]
@@ -186,11 +182,8 @@ class Table:
         """Returns the radius of each row, 0 for one without, float32 [rows]."""
         column = self.column("radius")
         zero = torch.zeros((), device=self.columns["param"][0].device)
-        radii = []
-        for row, number in zip(self.rows, self.number_in_param.tolist(), strict=True):
-            of_param = column[row.param_index]
-            radii.append(zero if of_param is None else of_param[number])
-        return torch.stack(radii)
+        rows = zip(self.fields["param_index"].tolist(), self.number_in_param.tolist(), strict=True)
+        return torch.stack([zero if column[param] is None else column[param][number] for param, number in rows])
 
     @property
     def stepped(self) -> np.ndarray:

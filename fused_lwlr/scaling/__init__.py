@@ -13,18 +13,6 @@ from fused_lwlr.scaling.radial_brake import RadialBrake
 from fused_lwlr.scaling.update_floor import UpdateFloor
 
 __all__ = [
-    "ELR",
-    "LAMB",
-    "LARC",
-    "LARS",
-    "BalancedLR",
-    "ClipByLayer",
-    "Hyperball",
-    "NormalizedGradient",
-    "NormalizedGradientAdaptive",
-    "RadialBrake",
-    "Scaling",
-    "UpdateFloor",
-    "everything",
-    "weights",
-]
+    "ELR", "LAMB", "LARC", "LARS", "BalancedLR", "ClipByLayer", "Hyperball", "NormalizedGradient",
+    "NormalizedGradientAdaptive", "RadialBrake", "Scaling", "UpdateFloor", "everything", "weights",
+]  # fmt: skip

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from fused_lwlr.kernels import FactorFormula, Retraction, Rule
 from fused_lwlr.kernels.formula_check import check_formula
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, FactorTarget
+from fused_lwlr.kernels.step_arguments import DIRECTION_STATISTICS, FORMULA_STATISTICS, FactorTarget
 from fused_lwlr.patterns import Selection, Selector, weights
 
 FLOAT32 = torch.finfo(torch.float32)
-POSITIVE = "a finite number above 0", lambda value: 0 < value < math.inf
-NOT_NEGATIVE = "a finite number, at least 0", lambda value: 0 <= value < math.inf
-LIMIT = "a number above 0", lambda value: value > 0
+Bound = tuple[str, Callable[[Any], bool]]
+"""The numbers that a field may have: in words, and as a predicate."""
+POSITIVE: Bound = "a finite number above 0", lambda value: 0 < value < math.inf
+NOT_NEGATIVE: Bound = "a finite number, at least 0", lambda value: 0 <= value < math.inf
+POSITIVE_OR_INFINITE: Bound = "a number above 0", lambda value: value > 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Scaling:
 
     targets: ClassVar[tuple[FactorTarget, ...]] = ()
     formula: ClassVar[Callable[..., Tensor] | None] = None
-    _bounds: ClassVar[tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]] = ()
-    """For each checked field: its name, the allowed numbers in words, and a predicate."""
+    _bounds: ClassVar[tuple[tuple[str, Bound], ...]] = ()
+    """The names of the fields that are checked, with their bounds."""
     # not annotated: as a field of this class, it would come before the fields of subclasses
     bias_correction = True
 
@@ -106,20 +108,19 @@ class Scaling:
             raise ValueError(f"{name}.formula={formula!r:.80} must be a function: define it as a static method")
         check_formula(formula, f"{name}.formula")
         arguments = FactorFormula(formula, target).arguments
-        own = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
-        passed = [each for each in own if each in arguments]
-        for each in own:
-            if each in FORMULA_STATISTICS:
-                raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
-        for each in arguments:
-            if each in OF_DIRECTION and target != "direction":
+        own_fields = [each.name for each in fields(cls) if each.name not in ("select", "bias_correction")]
+        for own_field in own_fields:
+            if own_field in FORMULA_STATISTICS:
+                raise ValueError(f"{name} has a field {own_field!r}, the name of a statistic: give it another name")
+        for argument in arguments:
+            if argument in DIRECTION_STATISTICS and target != "direction":
                 raise ValueError(
-                    f"{name}.formula takes {each!r}, but with {rule.name} its factor acts on the {target}: "
+                    f"{name}.formula takes {argument!r}, but with {rule.name} its factor acts on the {target}: "
                     "set targets = ('direction',)"
                 )
-            if each not in (*FORMULA_STATISTICS, *passed):
+            if argument not in (*FORMULA_STATISTICS, *own_fields):
                 raise ValueError(
-                    f"{name}.formula takes {each!r}, but its arguments must be fields of the class or among "
+                    f"{name}.formula takes {argument!r}, but its arguments must be fields of the class or among "
                     f"{', '.join(FORMULA_STATISTICS)}"
                 )
         if not isinstance(self.bias_correction, bool):
@@ -127,7 +128,8 @@ class Scaling:
                 f"{name}(bias_correction={self.bias_correction!r}) must be True or False: it says whether the rule "
                 "corrects its moments; give a number of the formula another name"
             )
-        return FactorFormula(formula, target, {each: self._number(each) for each in passed}, self.retraction)
+        constants = {own_field: self._number(own_field) for own_field in own_fields if own_field in arguments}
+        return FactorFormula(formula, target, constants, self.retraction)
 
     def _number(self, name: str) -> float:
         value = getattr(self, name)
@@ -175,5 +177,6 @@ class Scaling:
                 object.__setattr__(self, name, value)
             if not (isinstance(value, Real) and not isinstance(value, bool) and allows(value)):
                 raise ValueError(f"{type(self).__name__}({name}={value!r}): it must be {must_be}")
-        if not (self.selection.patterns is None or isinstance(self.select, str)):
+        # a list could be edited, and an iterator be read only once
+        if self.selection.patterns is not None and not isinstance(self.select, str):
             object.__setattr__(self, "select", self.selection.patterns)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, minimum, where
-from fused_lwlr.scaling.base import LIMIT, NOT_NEGATIVE, Scaling
+from fused_lwlr.scaling.base import NOT_NEGATIVE, POSITIVE_OR_INFINITE, Scaling
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LAMB(Scaling):
     bias_correction: bool = field(default=True, kw_only=True)
 
     targets = ("direction",)
-    _bounds = (("min_norm", NOT_NEGATIVE), ("max_norm", LIMIT), ("max_ratio", LIMIT))
+    _bounds = (("min_norm", NOT_NEGATIVE), ("max_norm", POSITIVE_OR_INFINITE), ("max_ratio", POSITIVE_OR_INFINITE))
 
     def __post_init__(self) -> None:
         super().__post_init__()

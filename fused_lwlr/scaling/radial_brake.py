@@ -44,5 +44,5 @@ class RadialBrake(Scaling):
 
     @staticmethod
     def formula(norm: Tensor) -> Tensor:
-        """1: the brake acts after the step."""
+        """1: the brake acts after the step. A formula must depend on an argument."""
         return where(norm > 0, 1.0, 1.0)

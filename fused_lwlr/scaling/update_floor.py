@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, where
-from fused_lwlr.scaling.base import LIMIT, NOT_NEGATIVE, Scaling
+from fused_lwlr.scaling.base import NOT_NEGATIVE, POSITIVE_OR_INFINITE, Scaling
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class UpdateFloor(Scaling):
     ceiling: float = math.inf
 
     targets = ("direction",)
-    _bounds = (("ratio", NOT_NEGATIVE), ("ceiling", LIMIT))
+    _bounds = (("ratio", NOT_NEGATIVE), ("ceiling", POSITIVE_OR_INFINITE))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -78,10 +78,7 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
 
 @cache
 def _function(kernel: Any, types: tuple[str | None, ...], meta: tuple[Any, ...]) -> Callable[..., int]:
-    """Returns the C function that runs a kernel.
-
-    `types` are of the run-time arguments, the first ones. `meta` has a value for each argument, also for these.
-    """
+    """Returns the C function of a kernel, for types of run-time arguments and values of compile-time arguments."""
     signature = dict.fromkeys(kernel.arg_names, "constexpr")
     signature |= {name: kind for name, kind in zip(kernel.arg_names, types, strict=False) if kind is not None}
     constants = {(i,): meta[i] for i, name in enumerate(kernel.arg_names) if signature[name] == "constexpr"}

@@ -127,15 +127,14 @@ def expression(op: Operation, operands: Sequence[str]) -> str:
     Raises:
         UnsupportedError: the operation is unknown.
     """
-    name = op.name
     element = op.operands[0].type.element if op.operands else ""
-    template = TEMPLATES.get(name) or TEMPLATES.get(f"{name} {op.text.split(',')[0]}")
+    template = TEMPLATES.get(op.name) or TEMPLATES.get(f"{op.name} {op.text.split(',')[0]}")
     if template is None:
         return _conversion(op, operands[0] if operands else "")
     of_integers = "{type}" in template
-    of_floats = name.endswith("f") or name in ("math.sqrt", "tt.precise_sqrt")
+    of_floats = op.name.endswith("f") or op.name in ("math.sqrt", "tt.precise_sqrt")
     if (of_integers and element not in INTEGERS) or (of_floats and element not in FLOATS):
-        raise UnsupportedError(f"{name} of {element}")
+        raise UnsupportedError(f"{op.name} of {element}")
     return template.format(*operands, type=C_TYPES[element] if of_integers else "", f="f" if element == "f32" else "")
 
 

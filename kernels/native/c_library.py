@@ -59,9 +59,8 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
     command, version = compiler()
     command = [*command, "-shared", "-fPIC", *flags]
     digest = hashlib.sha256(repr((name, key, command, version)).encode()).hexdigest()
-    file_name = f"{name}-{digest}.so"
     try:
-        return CDLL(_checked(file_name))
+        return CDLL(_checked(f"{name}-{digest}.so"))
     except OSError:
         pass
     with tempfile.TemporaryDirectory() as folder:
@@ -74,8 +73,8 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
         try:
             data = library.read_bytes()
             _add(f"{name}-{digest}.c", source.read_bytes())
-            _add(file_name, data + hashlib.sha256(data).digest())
-            return CDLL(_checked(file_name))
+            _add(f"{name}-{digest}.so", data + hashlib.sha256(data).digest())
+            return CDLL(_checked(f"{name}-{digest}.so"))
         except OSError as error:
             warnings.warn(
                 f"compiled code cannot be kept, so that every process compiles it again: {error}. "

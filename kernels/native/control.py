@@ -7,10 +7,7 @@ from fused_lwlr.kernels.native.lanes import Lanes
 from fused_lwlr.kernels.native.ttir import Block, Operation, UnsupportedError, Value
 from fused_lwlr.kernels.native.values import Array, Uniform
 
-ATOMICS = {
-    "add": "__atomic_fetch_add({0}, {1}, {order})",
-    "exch": "__atomic_exchange_n({0}, {1}, {order})",
-}
+ATOMICS = {"add": "__atomic_fetch_add({0}, {1}, {order})", "exch": "__atomic_exchange_n({0}, {1}, {order})"}
 
 
 class Writer(Lanes):
@@ -74,7 +71,7 @@ class Writer(Lanes):
         condition, body = op.blocks
         names = [self._carried(*pair) for pair in zip(op.operands, condition.arguments, strict=True)]
         *operations, scf_condition = condition.operations
-        # `passed` are what the body takes, and the results when the loop ends
+        # the body takes the passed values, and the loop returns them at its end
         test, *passed = scf_condition.operands
         # a loop with an empty body waits for another program
         waits = all(each.name == "scf.yield" for each in body.operations)

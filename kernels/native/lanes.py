@@ -33,8 +33,7 @@ class Loop:
     Attributes:
         arrays: the arrays of results that are needed after the loop.
         starts: for loads and stores of contiguous lanes: the address of lane 0.
-        redirected: those of them whose address is a dummy array if the condition of the mask is false, so that lanes
-            need no test.
+        redirected: those whose address is a dummy array if the condition of the mask is false: lanes need no test.
     """
 
     size: int
@@ -119,8 +118,8 @@ class Lanes(Values):
         mask = self._mask(op.operands[1 if loads else 2 :])
         # an array of zeros is right only for a load whose other lanes are 0
         others = op.operands[2:] if loads else []
-        zeros = all(self.forms.get(other) == Uniform(literal("0", other.type.element)) for other in others)
-        if mask is not None and zeros:
+        others_are_zero = all(self.forms.get(other) == Uniform(literal("0", other.type.element)) for other in others)
+        if mask is not None and others_are_zero:
             loop.redirected.add(op)
             if mask.condition is not None:
                 address = f"{mask.condition} ? {address} : ({kind}){'zeros' if loads else 'unused'}"
@@ -185,11 +184,11 @@ class Lanes(Values):
         """Writes the combination of two elements of each operand of a reduction, and returns its results."""
         for argument, text in zip(block.arguments, (*a, *b), strict=True):
             self.forms[argument] = Uniform(text)
-        *operations, last = block.operations
+        *operations, tt_reduce_return = block.operations
         for op in operations:
             if not self.simplify(op):
                 raise UnsupportedError(f"{op.name} in tt.reduce")
-        return self.scalars(last.operands)
+        return self.scalars(tt_reduce_return.operands)
 
     def reduce(self, op: Operation) -> None:
         """Writes the reduction of tensors to scalars, in halves."""
@@ -199,7 +198,7 @@ class Lanes(Values):
             raise UnsupportedError(f"tt.reduce of {shape}")
         names = [self.array(source.type._replace(shape=(half,))) for source in sources]
 
-        def combine(lanes: int | str, a: Sequence[str], b: Sequence[str]) -> None:
+        def write_loop(lanes: int | str, a: Sequence[str], b: Sequence[str]) -> None:
             self.for_lanes(lanes)
             for name, text in zip(names, self._combine(op.blocks[0], a, b), strict=True):
                 self.line(f"{name}[i] = {text};")
@@ -207,9 +206,9 @@ class Lanes(Values):
 
         first_half = [self.element(source, "i", {}) for source in sources]
         second_half = [self.element(source, f"(i + {half})", {}) for source in sources]
-        combine(half, first_half, second_half)
+        write_loop(half, first_half, second_half)
         self.open(f"for (int64_t half = {half // 2}; half > 0; half /= 2) {{")
-        combine("half", [f"{name}[i]" for name in names], [f"{name}[i + half]" for name in names])
+        write_loop("half", [f"{name}[i]" for name in names], [f"{name}[i + half]" for name in names])
         self.close()
         for name, result in zip(names, op.results, strict=True):
             self.define(result, f"{name}[0]")

@@ -76,13 +76,11 @@ class Operation:
             operand.users.append(self)
 
 
-# %x, or %x#1, which is the second of several results
 VALUE = r"%[\w.$-]+(?:#\d+)?"
 # %x:2 = "tt.reduce"(…: the name of the results, their number, the name of the operation, and the rest
 HEAD = re.compile(r'(?:(%[\w.$-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)$')
 # %x: tensor<128x!tt.ptr<f32>>
 ARGUMENT = re.compile(rf"({VALUE}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
-# loc("f.py":1:2), with other locations in it
 LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 # = 128, = dense<0.0> : tensor<128xf32>, = #tt.…<…>
 ATTRIBUTE_VALUE = re.compile(r"= *(?:#tt\.[\w.]+<[^<>]*>|dense<[^<>]*>(?: : \S+)?|\w+)|#tt\.[\w.]+<[^<>]*>")

@@ -22,8 +22,8 @@ def decayed_direction(decay: DecayMode, w: Tensor, d: Tensor | Quotient, weight_
     """Returns all that lr multiplies, decay included."""
     d = tensor_of(d)
     if decay == "cautious":
-        whole: Tensor = cautious(d, w, weight_decay)
-        return whole
+        decayed: Tensor = cautious(d, w, weight_decay)
+        return decayed
     return d.add(w, alpha=weight_decay) if decay == "decoupled" else d
 
 

@@ -41,14 +41,12 @@ def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column
     dropped = 0xFFFF if dtype == torch.bfloat16 else 0x1FFF
     bits = x.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     bits = (bits + (noise & dropped)) & 0xFFFFFFFF & ~dropped
-    # int32 of the same bits
     bits = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
     result = bits.to(torch.int32).view(torch.float32)
     if dtype == torch.float16:
         # subnormal numbers are 2⁻²⁴ apart, which is the last digit of numbers from ½ to 1
         nearest = (x.abs() + 0.5) - 0.5
         rest = x.abs() - nearest
-        # uniform from 0 to 2⁻²⁴
         threshold = (noise >> 9).to(torch.float32) * 2.0**-47
         steps = (rest > threshold).to(torch.float32) - (-rest > threshold).to(torch.float32)
         small = nearest + steps * 2.0**-24

@@ -29,12 +29,14 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     device = table.columns["param"][0].device
     dtype, unscale = sum_dtype(device), Gate(grad_scale=grad_scale).unscale
     out = torch.zeros(len(table.rows), len(STATISTICS), dtype=dtype, device=device)
-    for values, (row, (param, gradient)) in zip(out, table.views("param", "grad"), strict=True):
+    for i, (row, (param, gradient)) in enumerate(table.views("param", "grad")):
         if param.numel() == 0 or (gradient is None and not row.exponent):
             continue
         w = to_float32(param) if weight else torch.zeros_like(to_float32(param))
-        g = times(torch.zeros_like(w) if gradient is None or not grad else to_float32(gradient), unscale)
-        sums = (g.abs(), g.square(), w.square(), g * w if weight else w, ~g.isfinite())
-        abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
-        values.copy_(torch.stack((abs_sum, sq_sum, nonfinite, weight_sq_sum, g.abs().amax().to(dtype), dot)))
+        g = torch.zeros_like(w) if gradient is None or not grad else to_float32(gradient)
+        g = times(g, unscale)
+        # w is 0 without weights, and 0 · g would be NaN where g is infinite
+        terms = (g.abs(), g.square(), ~g.isfinite(), w.square(), g * w if weight else w)
+        abs_sum, sq_sum, nonfinite, weight_sq_sum, dot = (each.sum(dtype=dtype) for each in terms)
+        out[i] = torch.stack((abs_sum, sq_sum, nonfinite, weight_sq_sum, g.abs().amax().to(dtype), dot))
     return out

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.reference.move import Factor, apply_update, decayed_direction, times
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
-from fused_lwlr.kernels.rules.base import Hyper, Rule
+from fused_lwlr.kernels.rules.base import Hyper, Rule, States
 from fused_lwlr.kernels.step_arguments import (
     DIRECTION_SQ_SUM,
     FACTOR,
@@ -75,24 +75,26 @@ def step(
         of `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
     context = StepContext(rule, factor, gate or Gate(), write, rounding_seed)
-    statistics = radii = retraction = None
-    if isinstance(factor, FactorFormula):
-        device, retraction = table.columns["param"][0].device, factor.retraction
-        shape = len(table.rows), len(RETRACTION_STATISTICS)
+    formula = factor if isinstance(factor, FactorFormula) else None
+    retraction = None if formula is None else formula.retraction
+    statistics = radii = None
+    if formula is not None:
+        device, shape = table.columns["param"][0].device, (len(table.rows), len(RETRACTION_STATISTICS))
         statistics = torch.zeros(shape, dtype=sum_dtype(device), device=device)
-        radii = table.radii().to(statistics.dtype) if retraction and retraction.fixed else None
+        radii = table.radii().to(statistics.dtype) if retraction is not None and retraction.fixed else None
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
-    for i, (row, (param, grad, steps, master_weight, ema, *stored)) in enumerate(columns):
+    for i, (row, (param, grad, steps, master_weight, ema, *states)) in enumerate(columns):
         if grad is None:
             if not row.exponent:
                 continue
             # a row that is only rescaled is not counted, has no factor, and its average stays
             steps, ema, row = None, None, row._replace(scaled=False)
-        h, count = hyper[table.hyper_index[i]], table.steps.item(row.param_index) if steps is None else steps
-        read = param, grad, master_weight, *stored
-        w, results = new_values(context, row, i, h, count, read, statistics, radii)
+        h = hyper[table.hyper_index[i]]
+        count = table.steps.item(row.param_index) if steps is None else steps
+        tensors = param, grad, master_weight, *states
+        w, new_states = new_values(context, row, i, h, count, tensors, statistics, radii)
         if write:
-            _store_row(context, row.layer_index, steps, (param, master_weight, *stored), (w, w, *results))
+            _store_row(context, row.layer_index, steps, (param, master_weight, *states), (w, w, *new_states))
             if ema is not None:
                 weight = param if master_weight is None else master_weight
                 _store(ema, context.working_copy(ema).lerp_(to_float32(weight), 1 - h.ema), context.gate.skipped)
@@ -100,7 +102,9 @@ def step(
         # all rows of a tensor need the count before this step
         if write and steps is not None and grad is not None:
             _store(steps, steps + 1, context.gate.skipped)
-    return statistics if statistics is None or retraction else statistics[:, : len(STEP_STATISTICS)]
+    if statistics is None or retraction is not None:
+        return statistics
+    return statistics[:, : len(STEP_STATISTICS)]
 
 
 def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
@@ -109,24 +113,18 @@ def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
 
 
 def new_values(
-    context: StepContext,
-    row: Row,
-    index: int,
-    h: Hyper,
-    count: Any,
-    tensors: Sequence[Any],
-    statistics: Any,
-    radii: Any,
+    context: StepContext, row: Row, i: int, h: Hyper, count: Any, tensors: Sequence[Any], statistics: Any, radii: Any
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Returns the new weight and the new states of a row, before they are rounded.
 
     Args:
+        i: the number of the row.
         count: the number of steps taken.
         tensors: parameter, gradient, master weight, and states; None for a missing one.
         statistics: receives the statistics of the row, [rows, 8]; None without a `FactorFormula`.
         radii: R of each row for a `Retraction` that is fixed, or None.
     """
-    rule, factor = context.rule, context.factor
+    rule, factor, gate = context.rule, context.factor, context.gate
     param, grad, master_weight, *stored = tensors
     lr, weight_decay = float(h.lr) * row.multiplier, float(h.applied_decay)
     w = context.working_copy(param)
@@ -134,36 +132,38 @@ def new_values(
         # the master weight of the elements that it still rounds to
         w = torch.where(master_weight.to(param.dtype) == param, master_weight, w)
     states = [None if state is None else context.working_copy(state) for state in stored]
-    g = times(torch.zeros_like(w) if grad is None else to_float32(grad), context.gate.unscale)
+    g = times(torch.zeros_like(w) if grad is None else to_float32(grad), gate.unscale)
     s: dict[str, Factor] = dict.fromkeys(get_args(FactorTarget), 1.0)
     rho: Factor = 1.0
     if isinstance(factor, Factors):
-        s[factor.target], rho = factor.values[index], 1.0 if factor.rho is None else factor.rho[index]
+        s[factor.target] = factor.values[i]
+        rho = 1.0 if factor.rho is None else factor.rho[i]
     formula = factor if isinstance(factor, FactorFormula) else None
     if formula is not None:
-        sums = statistics[index]
-        of_row = context.gate.clip, lr, weight_decay, None if radii is None else radii[index]
+        sums = statistics[i]
+        radius = None if radii is None else radii[i]
         weight = w if formula.target == "direction" else to_float32(param)
         sums[:FACTOR] = _sums(sums.dtype, g.abs(), g.square(), ~g.isfinite(), weight.square())
         if formula.target != "direction":
-            s[formula.target], rho = _factors(formula, sums, row, *of_row)
-    g = times(times(g, context.gate.clip), s["gradient"])
+            s[formula.target], rho = _factors(formula, sums, row, gate.clip, lr, weight_decay, radius)
+    g = times(times(g, gate.clip), s["gradient"])
     g = -g if h.maximize else g
     if rule.decay_mode == "coupled" and weight_decay != 0:
         g = g.add(w, alpha=weight_decay)
     reference = rule.reference or partial(_by_formula, rule)
-    d, results = reference(h.hyperparameters, w, times(g, s["decayed"]), states, count)
+    d, new_states = reference(h.hyperparameters, w, times(g, s["decayed"]), states, count)
     if formula is not None and formula.target == "direction":
-        whole = decayed_direction(rule.decay_mode, w, d, weight_decay)
-        sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, whole.square(), w * whole)
-        s["direction"], rho = _factors(formula, sums, row, *of_row)
+        decayed = decayed_direction(rule.decay_mode, w, d, weight_decay)
+        sums[DIRECTION_SQ_SUM:UPDATE_SQ_SUM] = _sums(sums.dtype, decayed.square(), w * decayed)
+        s["direction"], rho = _factors(formula, sums, row, gate.clip, lr, weight_decay, radius)
     w = apply_update(rule.decay_mode, w, d, lr, weight_decay, s["direction"])
     if row.exponent:
+        shrink = gate.shrink**row.exponent
+        w = times(w, shrink)
         # the first state is the momentum
-        momentum, *others = results
-        shrink = context.gate.shrink**row.exponent
-        w, results = times(w, shrink), [None if momentum is None else times(momentum, shrink), *others]
-    return times(w, rho), list(results)
+        momentum, *others = new_states
+        new_states = [None if momentum is None else times(momentum, shrink), *others]
+    return times(w, rho), list(new_states)
 
 
 def _store_row(
@@ -196,8 +196,10 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
 def _factors(factor: FactorFormula, sums: Tensor, row: Row, *numbers: Any) -> tuple[Factor, Factor]:
     """Returns s and ρ of a row, and fills in its statistics. For `numbers` see `fill_factors_`."""
     rho = factor.fill_factors_(sums, row.scaled, *numbers)
-    # the number 1 keeps the bits of torch.optim
-    return (sums[FACTOR], 1.0 if rho is None else rho) if row.scaled else (1.0, 1.0)
+    if not row.scaled:
+        # numbers, not tensors, keep the bits of torch.optim
+        return 1.0, 1.0
+    return sums[FACTOR], 1.0 if rho is None else rho
 
 
 def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:
@@ -205,18 +207,13 @@ def _sums(dtype: torch.dtype, *terms: Tensor) -> Tensor:
 
 
 def _by_formula(
-    rule: Rule,
-    hyperparameters: Sequence[float],
-    w: Tensor,
-    g: Tensor,
-    states: Sequence[Tensor | None],
-    steps: float | Tensor,
-) -> tuple[Tensor, Sequence[Tensor | None]]:
+    rule: Rule, hyperparameters: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
+) -> tuple[Tensor, States]:
     """Returns the direction and the new states of a rule without a reference, by the formulas that Triton compiles."""
     coefficients = rule.coefficients(hyperparameters, steps)
     if not isinstance(steps, Tensor):
         coefficients = tuple(map(float, coefficients))
     present = [torch.full((), state is not None, device=w.device) for state in states]
     values = [torch.zeros_like(w) if state is None else state for state in states]
-    found: tuple[Tensor, Sequence[Tensor | None]] = rule.update(w, g, values, present, coefficients, hyperparameters)
-    return found
+    result: tuple[Tensor, States] = rule.update(w, g, values, present, coefficients, hyperparameters)
+    return result

@@ -15,7 +15,7 @@ from fused_lwlr.kernels.tensors import sum_dtype, to_float32
 def hyperparameters(options: Mapping[str, Any]) -> tuple[float, ...]:
     """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision as two numbers each.
 
-    Without bias correction these four are 0, since 1 − 0ᵗ is 1.
+    Only the bias correction uses the last four. They are 0 without it, since 1 − 0ᵗ is 1.
     """
     beta1, beta2 = options["betas"]
     beta1, beta2 = float(beta1), float(beta2)

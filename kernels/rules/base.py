@@ -63,6 +63,7 @@ class Quotient(NamedTuple):
 
 
 def _no_coefficients(hyperparameters, steps):  # type: ignore[no-untyped-def]
+    # 0 in the type and shape of the steps
     return steps * 0, steps * 0
 
 
@@ -115,9 +116,9 @@ class Rule:
 
     def state_columns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the state columns that parameters have with these options of a param group."""
-        return (
-            self.states if self.last_state_option is None or options.get(self.last_state_option) else self.states[:-1]
-        )
+        if self.last_state_option is None or options.get(self.last_state_option):
+            return self.states
+        return self.states[:-1]
 
 
 def cautious(d, w, weight_decay):  # type: ignore[no-untyped-def]

@@ -46,18 +46,19 @@ def reference(
     hyperparameters: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
 ) -> tuple[Tensor, States]:
     """Operation for operation `torch.optim.SGD`'s single-tensor path."""
-    (b,) = states
+    (buffer,) = states
     momentum, gain, nesterov, gradient_gain = hyperparameters
     if gradient_gain != 1:
         g = g * gradient_gain
-    if b is None:
+    if buffer is None:
         return g, states
+    # a tensor if the device counts the steps
+    is_first = steps == 0
     # not copy_, which a FakeTensor on a device that this build of torch lacks does not have
-    first = steps == 0
-    b = b.zero_().add_(g) if first is True else b.mul_(momentum).add_(g, alpha=gain)
-    if isinstance(first, Tensor):
-        b = torch.where(first, g, b)
-    return g.add(b, alpha=momentum) if nesterov else b, (b,)
+    buffer = buffer.zero_().add_(g) if is_first is True else buffer.mul_(momentum).add_(g, alpha=gain)
+    if isinstance(is_first, Tensor):
+        buffer = torch.where(is_first, g, buffer)
+    return g.add(buffer, alpha=momentum) if nesterov else buffer, (buffer,)
 
 
 SGD = Rule(

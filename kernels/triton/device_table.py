@@ -64,10 +64,8 @@ class DeviceTable:
     """
 
     def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
-        self._columns = table.columns
-        self._strides = strides_of(table)
-        self._param_index = table.fields["param_index"]
-        self._number_in_param = table.number_in_param
+        self._columns, self._strides = table.columns, strides_of(table)
+        self._param_index, self._number_in_param = table.fields["param_index"], table.number_in_param
         self._first_element, self.numel = extents_of(table)
         self.hyper_shape, self.rows = hyper_shape, len(table.rows)
         params = table.columns["param"]
@@ -152,7 +150,7 @@ class DeviceTable:
         self._upload.send(capturable=table.capturable)
 
     def _set_addresses(self, name: str, addresses: np.ndarray | Sequence[int]) -> None:
-        """Sets the addresses of a column's rows. `addresses` are its tensors', 0 for an absent or empty one."""
+        """Sets the addresses of a column's rows from the addresses of its tensors, 0 for an absent or empty one."""
         result = np.array(addresses, dtype=np.int64)
         for i, scratch in self._scratch[name].items():
             if result[i]:
@@ -197,12 +195,9 @@ class DeviceTable:
 
     def remember_norms(self, *, stored: bool) -> None:
         """Notes whether a launch has stored Σw² of active rows for the present parameters in a workspace."""
-        if stored and not self._capturing:
-            # -1 equals no version
-            self._norm_versions = np.where(self._active_params, self._versions(), -1)
-        else:
-            # a captured launch has not run yet
-            self._norm_versions = None
+        # a captured launch has not run yet; -1 equals no version
+        stored = stored and not self._capturing
+        self._norm_versions = np.where(self._active_params, self._versions(), -1) if stored else None
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""

@@ -110,16 +110,13 @@ def _compiled(function: Callable[..., Tensor], exact: bool, outside: tuple[Any, 
             triton_globals[name] = compiled(value, exact)
         elif isinstance(value, (int, float)):
             triton_globals[name] = tl.constexpr(value)
-        elif value is Tensor or value is formula.Value:
-            triton_globals[name] = tl.tensor
         else:
-            triton_globals[name] = value
+            triton_globals[name] = tl.tensor if value is Tensor or value is formula.Value else value
     copy = FunctionType(function.__code__, triton_globals, function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     jitted = triton.jit(copy)
     if not knobs.runtime.interpret:
         # Triton 3.4 would take a kernel with other numbers from its cache
         values = map(triton_globals.get, function.__code__.co_names)
-        numbers = [value.value for value in values if isinstance(value, tl.constexpr)]
-        jitted.hash = f"{jitted.cache_key} {numbers}"
+        jitted.hash = f"{jitted.cache_key} {[each.value for each in values if isinstance(each, tl.constexpr)]}"
     return jitted

@@ -22,8 +22,8 @@ LR, SIGN, WEIGHT_DECAY, EMA_WEIGHT, LR_ADDRESS, WEIGHT_DECAY_ADDRESS, DECAY_FACT
 )
 OUTWARD, INWARD, HEADER = (tl.constexpr(i) for i in (10, 11, 12))
 """Offsets in a row. SIGN is −1 to maximize, EMA_WEIGHT is 1 − ema. The two addresses are int64, and take two offsets
-each. They are 0 for a number that is in the row; their lowest bit says float64. OUTWARD and INWARD are of a
-`Retraction`, 0 without one. HEADER is the first of the rule's hyperparameters."""
+each. They are 0 for a number that is in the row; their lowest bit says float64. OUTWARD and INWARD come
+from a `Retraction`, and are 0 without one. HEADER is the first of the rule's hyperparameters."""
 
 
 class HyperRows(NamedTuple):
@@ -112,7 +112,6 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | N
     for i, offset, tensor in on_device:
         values.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == torch.float64)
     coefficients = np.empty((2, len(table.rows)), dtype=np.float32)
-    # mostly one number: then coefficients are computed once for all rows
     steps: Any = table.steps.item(0)
     if np.count_nonzero(table.steps != steps):
         steps = table.steps.astype(np.float64)[table.fields["param_index"]]

@@ -58,16 +58,9 @@ class Kernel:
     """
 
     def __init__(
-        self,
-        function: Any,
-        device_table: DeviceTable,
-        items: Tensor,
-        args: Sequence[Any],
-        *,
-        registers: int,
-        max_programs: int | None = None,
-        **meta: Any,
-    ):
+        self, function: Any, device_table: DeviceTable, items: Tensor, args: Sequence[Any], *, registers: int,
+        max_programs: int | None = None, **meta: Any,
+    ):  # fmt: skip
         if is_capturing(device_table.buffer.device):
             raise RuntimeError(
                 "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
@@ -99,13 +92,7 @@ def _arguments(device_table: DeviceTable, items: Tensor, args: Sequence[Any]) ->
     return device_table.integers, device_table.floats, items, items.shape[0], device_table.rows, *args
 
 
-def launch(
-    kernel: Kernel,
-    device_table: DeviceTable,
-    args: Sequence[Any],
-    *,
-    counts_steps: bool = False,
-) -> None:
+def launch(kernel: Kernel, device_table: DeviceTable, args: Sequence[Any], *, counts_steps: bool = False) -> None:
     """Runs a kernel once. `args` are the arguments after the number of rows.
 
     Without items nothing is launched, unless the kernel counts steps: steps of empty parameters count, too.

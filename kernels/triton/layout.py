@@ -25,8 +25,7 @@ def extents_of(table: Table) -> tuple[np.ndarray, np.ndarray]:
             # an index of the first dimension is one run of elements in storage order
             param = params[row.param_index]
             elements_of_index = param.numel() // max(param.shape[0], 1)
-            first[i] = row.start * elements_of_index
-            numel[i] = (row.stop - row.start) * elements_of_index
+            first[i], numel[i] = row.start * elements_of_index, (row.stop - row.start) * elements_of_index
     return first, numel
 
 

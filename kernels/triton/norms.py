@@ -51,9 +51,7 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
     abs_sum, sq_sum, nonfinite = sums[0], sums[1], sums[2]
     if RULE is not None:
         # first, so that all columns are loaded before one is used
-        w, d, _ = apply_rule(
-            at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, FULL, "evict_last"
-        )  # fmt: skip
+        w, d, _ = apply_rule(at, offs, stop, (factor, 1.0), coefficients, hyper, DTYPES, RULE, FULL, "evict_last")
         if RULE[DECAY_INDEX] == "decoupled":
             d += weight_decay_of(hyper, RULE[ON_DEVICE_INDEX]) * w
         if not FULL:
@@ -90,8 +88,7 @@ def finalize_row(
 ):  # fmt: skip
     """Stores the factors of a row, and the statistics that they come from.
 
-    The row has `count` slots of partial sums, one for each of its tiles, from `first` on. Other arguments: see
-    `queue_kernel`.
+    The row has `count` slots of partial sums from `first` on, one for each tile. For the others see `queue_kernel`.
     """
     sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
     weight_sq_sum = reduce_slots(partials + WEIGHT_SQ_PARTIAL * tiles, first, count, SLOTS)
@@ -105,15 +102,10 @@ def finalize_row(
         address = entry(integers, rows, row, RADIUS)
         radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
         weight_norm = radius.to(tl.float64)
-    # in the order of `FORMULA_STATISTICS`; a formula that takes `direction_norm` has this target
+    # in the order of `FORMULA_STATISTICS`; the last is `direction_norm`, which needs the target "direction"
     available = (
-        norm,
-        weight_norm,
-        lr.to(tl.float64),
-        weight_decay_of(hyper, ON_DEVICE).to(tl.float64),
-        grad_norm,
-        norm,
-    )
+        norm, weight_norm, lr.to(tl.float64), weight_decay_of(hyper, ON_DEVICE).to(tl.float64), grad_norm, norm,
+    )  # fmt: skip
     arguments = ()
     for i in tl.static_range(len(ARGUMENTS)):
         if ARGUMENTS[i] >= FIRST_CONSTANT:

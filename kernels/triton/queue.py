@@ -12,20 +12,10 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
+from fused_lwlr.kernels.triton import norms
 from fused_lwlr.kernels.triton.formula import _power as power
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import hyperparameters_of, weight_decay_of
-from fused_lwlr.kernels.triton.norms import (
-    NONFINITE,
-    SQ_SUM,
-    WEIGHT_SQ_PARTIAL,
-    WEIGHT_SQ_SUM,
-    add_norms,
-    add_weights,
-    finalize_row,
-    finalize_statistics,
-    fingerprint,
-)
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.tile import (
     EXPONENT_SHIFT,
@@ -51,11 +41,11 @@ def read_gate(totals, max_norm, found_inf, SKIP: tl.constexpr, RESCALE: tl.const
     """Returns the clip factor, 1 / Ŵ, and whether the step is skipped."""
     clip, shrink, skipped = 1.0, 1.0, False
     if totals is not None:
-        clip = clip_of(tl.load(totals + SQ_SUM), max_norm).to(tl.float32)
+        clip = clip_of(tl.load(totals + norms.SQ_SUM), max_norm).to(tl.float32)
     if RESCALE:
-        shrink = shrink_of(tl.load(totals + WEIGHT_SQ_SUM)).to(tl.float32)
+        shrink = shrink_of(tl.load(totals + norms.WEIGHT_SQ_SUM)).to(tl.float32)
     if SKIP:
-        skipped = tl.load(totals + NONFINITE) != 0
+        skipped = tl.load(totals + norms.NONFINITE) != 0
     if found_inf is not None:
         overflowed = tl.load(found_inf) != 0
         skipped = (skipped | overflowed) if SKIP else overflowed
@@ -153,7 +143,7 @@ def queue_kernel(
     TILE: tl.constexpr = BLOCK * PASSES
     RULE: tl.constexpr = (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH)
     DIRECTION: tl.constexpr = TARGET == "direction"
-    weight_partials = partials + WEIGHT_SQ_PARTIAL * tiles
+    weight_partials = partials + norms.WEIGHT_SQ_PARTIAL * tiles
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         row = tl.load(items + 2 * ticket)
@@ -175,7 +165,7 @@ def queue_kernel(
             signed_unscale = unscale if DIRECTION else sign * unscale
             # a direction loads all columns, so one block keeps enough loads in flight
             sums = reduce_tile(
-                add_norms, at, aligned, stop, (signed_unscale, sign * clip * unscale, coefficients, hyper),
+                norms.add_norms, at, aligned, stop, (signed_unscale, sign * clip * unscale, coefficients, hyper),
                 6 if DIRECTION else 3, DTYPES, RULE if DIRECTION else None, BLOCK, 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
             for i in tl.static_range(6 if DIRECTION else 3):
@@ -185,11 +175,11 @@ def queue_kernel(
                 # the last step left Σw², which is valid unless the weights were changed since
                 known = (entry(integers, rows, row, FLAGS) & NORM_KNOWN) != 0
                 if known:
-                    known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
+                    known = tl.load(checksums + slot) == norms.fingerprint(at[PARAM], stop, DTYPES[PARAM])
                 if not known:
-                    squares = reduce_tile(add_weights, at, aligned, stop, (), 1, DTYPES, None, BLOCK, AT_ONCE)
+                    squares = reduce_tile(norms.add_weights, at, aligned, stop, (), 1, DTYPES, None, BLOCK, AT_ONCE)
                     tl.store(weight_partials + slot, squares[0])
-                    tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
+                    tl.store(checksums + slot, norms.fingerprint(at[PARAM], stop, DTYPES[PARAM]))
             # loaded here and not before the loops, where they would take registers
             first = entry(integers, rows, row, FIRST_TILE).to(tl.int32)
             count = tl.cdiv(entry(integers, rows, row, NUMEL), TILE).to(tl.int32)
@@ -197,13 +187,13 @@ def queue_kernel(
             tl.debug_barrier()
             if tl.atomic_add(norms_done + row, 1, sem="acq_rel") == count - 1:
                 tl.store(norms_done + row, 0)
-                finalize_row(
+                norms.finalize_row(
                     row, first, count, integers, lr, clip, hyper, partials, tiles, factors, rows, statistics,
                     FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTS, FIXED_RADIUS,
                 )  # fmt: skip
                 # before the other statistics, for which no program waits
                 tl.atomic_xchg(ready + row, 1, sem="release")
-                finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
+                norms.finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif WRITE and not skipped:
             s_grad, s_decayed, s_direction, rho = read_factors(
                 row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS
@@ -212,8 +202,7 @@ def queue_kernel(
             rate = lr * s_direction
             grad_factors = (s_grad * (sign * unscale), s_decayed)
             layer_index = entry(integers, rows, row, FIRST_COLUMN + len(DTYPES))
-            # The tuple is `scalars` of `step_block`. Triton refuses a None in a tuple if it comes from a variable, so
-            # the key is written in place.
+            # `scalars` of `step_block`; the key is written in place, since Triton refuses a variable that may be None
             new_squares = reduce_tile(
                 step_and_add, at, aligned, stop,
                 (
@@ -224,13 +213,12 @@ def queue_kernel(
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip
             if TARGET is not None:
-                # Σw² for the norms of the next step. With a direction nothing reads it, but without this store fewer
-                # loads are in flight.
+                # Σw² for the next step; with a direction nothing reads it, but without this store fewer loads overlap
                 tl.store(weight_partials + slot, new_squares[0])
                 if not DIRECTION:
                     # other threads wrote the weights that the fingerprint reads
                     tl.debug_barrier()
-                    tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
+                    tl.store(checksums + slot, norms.fingerprint(at[PARAM], stop, DTYPES[PARAM]))
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     ended_before = tl.atomic_add(ended, 1, sem="acq_rel")
     if ended_before == tl.num_programs(0) - 1:

@@ -21,9 +21,7 @@ from fused_lwlr.kernels.triton.work import tile_list
 ACCUMULATORS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """The order in which a block adds up the statistics. The order of `STATISTICS` would take more registers."""
 INDICES = tl.constexpr(tuple(map(STATISTICS.index, ACCUMULATORS)))
-"""For each accumulator, its column of the results."""
 ABS_MAX = tl.constexpr(ACCUMULATORS.index("abs_max"))
-NO_HYPER_ROWS = (0, 0)
 
 
 @triton.jit
@@ -98,11 +96,11 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    columns = ("param", "grad")
-    key = columns, NO_HYPER_ROWS
-    device_table = table.device_tables.get(key)
+    # without hyper rows
+    columns, shape = ("param", "grad"), (0, 0)
+    device_table = table.device_tables.get((columns, shape))
     if device_table is None:
-        device_table = table.device_tables[key] = DeviceTable(table, columns, NO_HYPER_ROWS, sizes.statistics_tile)
+        device_table = table.device_tables[columns, shape] = DeviceTable(table, columns, shape, sizes.statistics_tile)
     device_table.refresh(table)
     if True not in device_table.workspaces:
         device_table.workspaces[True] = (

@@ -84,15 +84,9 @@ def columns_of(rule: Rule) -> tuple[str, ...]:
 
 
 def _queued(
-    table: Table,
-    device_table: DeviceTable,
-    rule: Rule,
-    hyper_rows: HyperRows,
-    factor: FactorFormula | Factors | None,
-    gate: Gate,
-    write: bool,
-    rounding_seed: int | None,
-) -> Callable[[], Tensor | None]:
+    table: Table, device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows, factor: FactorFormula | Factors | None,
+    gate: Gate, write: bool, rounding_seed: int | None,
+) -> Callable[[], Tensor | None]:  # fmt: skip
     """Prepares a step by the queue: with factors, a gate, random rounding or counts on the device, or of norms only."""
     device = device_table.buffer.device
     formula = factor if isinstance(factor, FactorFormula) else None
@@ -134,9 +128,7 @@ def _queued(
         )  # fmt: skip
 
     kernel = device_table.kernel(
-        tuple(key),
-        lambda: queue_items(device_table, target, rule, norms=formula is not None, updates=write),
-        make,
+        tuple(key), lambda: queue_items(device_table, target, rule, norms=formula is not None, updates=write), make
     )
 
     def take_step() -> Tensor | None:
@@ -173,18 +165,16 @@ def queue_items(
     device_table: DeviceTable, target: FactorTarget | None, rule: Rule, *, norms: bool, updates: bool
 ) -> np.ndarray:
     """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
-    device = device_table.buffer.device
-    sizes = sizes_of(device)
+    sizes = sizes_of(device_table.buffer.device)
+    # one kind of all rows, in their order
+    segments = 2 * np.arange(device_table.rows) + updates
     if norms and updates:
         # norms read only the gradient, or, for a direction, all columns except the average
         itemsizes, numel = device_table.itemsizes, device_table.active_numel
         itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
         counts = -(-numel // sizes.queue_tile)
-        programs = resident_programs(device, least_resident("queue", len(rule.states)))
+        programs = resident_programs(device_table.buffer.device, least_resident("queue", len(rule.states)))
         segments = work.schedule(itemsize * numel, counts, sizes.window, programs)
-    else:
-        # one kind for all rows, in their order
-        segments = 2 * np.arange(device_table.rows) + updates
     is_active = device_table.active[segments >> 1]
     return work.item_list(segments[is_active], device_table.numel, sizes.queue_tile)
 
@@ -197,8 +187,7 @@ def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
     """
     indices = {name: i for i, name in enumerate(FORMULA_STATISTICS)}
     first_offset = width - len(factor.constants)
-    for i, name in enumerate(factor.constants):
-        indices[name] = len(FORMULA_STATISTICS) + first_offset + i
+    indices |= {name: len(FORMULA_STATISTICS) + first_offset + i for i, name in enumerate(factor.constants)}
     return tuple(indices[name] for name in factor.arguments)
 
 

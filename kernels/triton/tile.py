@@ -27,10 +27,8 @@ def dtype_of(table: Table, column: str) -> tl.dtype | None:
     """Returns the Triton dtype of a column, None if all of it is absent."""
     if column == "grad":
         return TRITON_DTYPES[table.grad_dtype.to_real() if table.grad_dtype.is_complex else table.grad_dtype]
-    for tensor in table.columns.get(column, ()):
-        if tensor is not None:
-            return TRITON_DTYPES[real(tensor).dtype]
-    return None
+    present = [tensor for tensor in table.columns.get(column, ()) if tensor is not None]
+    return TRITON_DTYPES[real(present[0]).dtype] if present else None
 
 
 @triton.jit

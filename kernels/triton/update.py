@@ -100,7 +100,7 @@ def step_block(
         w = w * (1 - decay)
     w = (w - rate * d) * weight_factor
     store(at[MASTER], offs, stop, w, DTYPES[MASTER], FULL)
-    # the average follows the master weight if there is one, otherwise the weight as it is stored
+    # the average follows the master weight, or without one the stored weight
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
         store(at[EMA], offs, stop, lerp(average, w, tl.load(hyper + EMA_WEIGHT)), DTYPES[EMA], FULL)
     position = offs

@@ -63,7 +63,5 @@ def tile_list(numel: np.ndarray, block: int, *, short_first: bool = False) -> np
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     tiles = np.stack((row, index), axis=1).astype(np.int32)
-    if short_first:
-        is_full = (index + 1) * block <= numel[row]
-        tiles = tiles[np.argsort(is_full, kind="stable")]
-    return tiles
+    is_full = (index + 1) * block <= numel[row]
+    return tiles[np.argsort(is_full, kind="stable")] if short_first else tiles
