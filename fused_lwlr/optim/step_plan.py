@@ -23,7 +23,7 @@ from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
-from fused_lwlr.optim.validate import check_gradients, check_modes
+from fused_lwlr.optim.validate import check_gradients, check_modes, check_rescaled
 from fused_lwlr.shards import ShardReducer, is_distributed, local, shard_reducer_of
 
 
@@ -52,6 +52,7 @@ class StepPlan:
         self.options, self._bucket = options, bucket
         self._rescaled = [] if options.rescale_weights is False else options.rescale_weights.rescaled_tensors()
         check_gradients(options, groups)
+        check_rescaled(groups, self._rescaled)
         members, self._waiting, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_memory(members)
         capturable = any(group["capturable"] for group in groups)

@@ -16,6 +16,7 @@ from fused_lwlr.memory import is_addressable, is_freed
 from fused_lwlr.optim.layer_options import Groups, labels_of
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.rescaling import RescaledTensor
 from fused_lwlr.shards import is_distributed, local
 
 DTYPES = (torch.float32, *HALF, torch.complex64, torch.complex32, *DOUBLE)
@@ -75,6 +76,17 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
         named = all("param_names" in group for group in groups)
         names = [name for group in groups for name in group["param_names"]] if named else None
         options.scaling.selection.check(names, "parameter of this optimizer")
+
+
+def check_rescaled(groups: Groups, rescaled: Sequence[RescaledTensor]) -> None:
+    """Raises ValueError if `rescale_weights` holds weights, and the param groups hold none of them."""
+    stepped = {id(param) for group in groups for param in group["params"]}
+    weights = [id(each.tensor) for each in rescaled if each.counts_for_max_norm]
+    if weights and stepped.isdisjoint(weights):
+        raise ValueError(
+            f"rescale_weights= has {len(weights)} weights, but none is a parameter of this optimizer: call "
+            "fused_lwlr.scale_invariant on the model that the optimizer trains, not on a copy of it"
+        )
 
 
 def warn_of_unused_scaling(options: StepOptions, groups: Groups) -> None:

@@ -246,6 +246,21 @@ def test_only_measured_layers_are_accepted(wrong):
         fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=wrong)
 
 
+@pytest.mark.parametrize("other", [deepcopy, lambda model: MODELS["biased"]().double()], ids=["copy", "new model"])
+def test_layers_of_another_model_are_refused(other):
+    """A step would divide the weights of the model that was examined, and not the weights that it trains."""
+    model, found, batch = prepared("biased")
+    trained = other(model)
+    before = deepcopy([model.state_dict(), trained.state_dict()])
+    optimizer = fused_lwlr.SGD(trained.named_parameters(), lr=0.1, rescale_weights=found)
+    backward(trained, batch, optimizer)
+    weights = len(found.names)
+    with pytest.raises(ValueError, match=rf"rescale_weights= has {weights} weights, but none .* not on a copy"):
+        optimizer.step()
+    for net, values in zip((model, trained), before, strict=True):
+        assert all(torch.equal(param, values[name]) for name, param in net.named_parameters())
+
+
 def test_slices_of_a_rescaled_weight_are_refused():
     """Ŵ would be the norm of a slice."""
     model, found, batch = prepared("biased")
