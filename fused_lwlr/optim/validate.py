@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from itertools import chain, product, repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fused_lwlr.kernels import Rule
 from fused_lwlr.kernels.tensors import DOUBLE, HALF
 from fused_lwlr.memory import is_addressable, is_freed
 from fused_lwlr.optim.layer_options import Groups, labels_of
@@ -126,6 +128,8 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     for name, value in shared.items():
         _check_shared(options, name, value)
     options.check_fused(group.get("fused"))
+    if isinstance(given, dict) and not options.rule.counts_steps:
+        _check_coefficients(options.rule, group)
     # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
     return {name: value for name, value in given.items() if name not in shared} if shared else given
 
@@ -136,6 +140,17 @@ def _check_shared(options: StepOptions, name: str, value: Any) -> None:
         raise ValueError(
             f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
             f"to {options.class_name}(...)"
+        )
+
+
+def _check_coefficients(rule: Rule, group: dict[str, Any]) -> None:
+    """Raises ValueError if coefficients depend on a step count that the rule does not keep."""
+    numbers = rule.hyperparameters({**group, "bias_correction": True})
+    found = rule.coefficients(numbers, np.array([1.0, 2.0, 10.0, 1000.0]))
+    if any(np.unique(values).size > 1 for values in found):
+        raise ValueError(
+            f"coefficients of the rule {rule.name!r} depend on the number of steps after the first one: make it with "
+            "Rule(..., counts_steps=True)"
         )
 
 

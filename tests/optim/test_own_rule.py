@@ -1,5 +1,6 @@
 """A custom rule: it only needs a formula and a class."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tolerances import close
 
 from fused_lwlr import ELR, LAMB, Hyperball
 from fused_lwlr.kernels import Rule
-from fused_lwlr.kernels.formula import sign, where
+from fused_lwlr.kernels.formula import power, sign, where
 from fused_lwlr.optim import FusedOptimizer
 
 
@@ -134,3 +135,31 @@ def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):
 
     with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, since Coupled adds weight decay to"):
         Coupled(parameters([(3,)], torch.float32, device), cautious_decay=True)
+
+
+def counting(hyperparameters, steps):
+    return 1 / (1 - power(hyperparameters[0], steps + 1)), 1 - hyperparameters[0]
+
+
+def late(hyperparameters, steps):
+    return where(steps < 100, 0.0, 0.9), 0.1
+
+
+@pytest.mark.parametrize(
+    ("formula", "counts_steps", "fits"),
+    [(counting, False, False), (late, False, False), (counting, True, True), (coefficients, False, True)],
+)
+def test_coefficients_of_the_step_count_need_it(formula, counts_steps, fits, device):
+    """Without `counts_steps`, the host passes 1 in every step after the first one."""
+
+    class Counted(Signum):
+        rule = replace(SIGNUM, coefficients=formula, counts_steps=counts_steps)
+
+    named = parameters([(3,)], torch.float32, device)
+    if fits:
+        Counted(named)
+    else:
+        with pytest.raises(
+            ValueError, match=r"the rule 'signum' depend on .* make it with Rule\(..., counts_steps=True"
+        ):
+            Counted(named)
