@@ -22,7 +22,7 @@ from fused_lwlr.optim.layers_argument import from_text
 from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import StateSpec, state_specs, steps_of
-from fused_lwlr.shards import local
+from fused_lwlr.shards import is_distributed, local
 
 KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
@@ -54,7 +54,8 @@ def read(
     if len(saved) != len(groups):
         raise ValueError(
             f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer "
-            f"{len(groups)}"
+            f"{len(groups)}. If both have the same parameters in the same order, load the state alone: "
+            "{**optimizer.state_dict(), 'state': loaded['state']}"
         )
     # each new group, and the saved ids of its parameters
     new = []
@@ -266,6 +267,11 @@ def _read_entry(spec: StateSpec, name: Any, value: Any) -> Any:
         return None
     problem = spec.mismatch(name, value, copied=True)
     if problem:
+        if is_distributed(param) and isinstance(value, Tensor) and not is_distributed(value):
+            problem += (
+                ": load whole tensors by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict with "
+                "StateDictOptions(full_state_dict=True)"
+            )
         raise ValueError(problem)
     if name == RADIUS:
         if is_addressable(value) and bool((value < 0).any()):

@@ -172,6 +172,18 @@ def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
 
 
 @every_name
+def test_whole_state_is_refused_and_the_message_says_how_to_load_it(name):
+    ours, expected, sharded, whole = pair(name, "rows")
+    gradients(whole, sharded)
+    ours.step()
+    expected.step()
+    before = everything(ours, sharded)
+    with pytest.raises(ValueError, match=r"is a plain tensor, but the parameter is placed .*full_state_dict=True\)$"):
+        ours.load_state_dict(expected.state_dict())
+    assert identical(everything(ours, sharded), before)
+
+
+@every_name
 def test_partial_sums_are_no_parameters(name):
     """Norms of the parts of a sum are not the norm of the sum."""
     weight = torch.nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh(4), [Partial()]))

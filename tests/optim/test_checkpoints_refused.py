@@ -83,7 +83,7 @@ STRUCTURE = [
     (("state", "1"), {}, "state of '1', but no parameter group has this parameter"),
     (("param_groups",), {}, "'param_groups' of the state dict must be a list"),
     (("param_groups",), [], "different number of parameter groups: 0, but the optimizer 1"),
-    (("param_groups",), [{}] * 3, "different number of parameter groups: 3, but the optimizer 1"),
+    (("param_groups",), [{}] * 3, "groups: 3, but the optimizer 1. If .* same order, load the state alone: {"),
     (("param_groups", 0), "fast", "parameter group 0 of the state dict must be a dict"),
     (("param_groups", 0, "params"), KeyError, "'params' of parameter group 0 of the state dict must be a list of ids"),
     (("param_groups", 0, "params"), [0, 1], "group 0 has 2 parameters, but 3 in the optimizer"),
