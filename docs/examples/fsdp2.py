@@ -59,6 +59,7 @@ if dist.get_rank() == 0:
 
 model_state, optimizer_state = get_state_dict(model, optimizer)
 dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=args.checkpoint)
+# to resume: dcp.load into such a dictionary, and then set_state_dict(model, optimizer, ...)
 dist.barrier()  # no process leaves while another one still saves
 dist.destroy_process_group()
 if args.device == "cpu":
