@@ -41,8 +41,14 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
     Raises:
         ValueError: the minibatch has another type, or the loss is not a scalar or, unless gradients are off, depends on
             no parameter.
+        TypeError: `loss_fn` is not a function.
     """
     check_batch(batch)
+    if not callable(loss_fn):
+        raise TypeError(
+            f"loss_fn={loss_fn!r:.80} must be a function of outputs and targets; for a model of transformers that "
+            "computes its loss, pass lambda outputs, batch: outputs.loss"
+        )
     # autograd cannot save an inference tensor, but it can save a clone
     batch = _changed(lambda x: (x.clone() if x.is_inference() else x).to(device, non_blocking=True), batch)
     if isinstance(batch, Mapping):

@@ -127,6 +127,12 @@ def test_other_losses_are_refused(method, loss, message):
         METHODS[method](Language(), ids(3), lambda logits, x: loss)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_that_is_no_function_is_refused(method):
+    with pytest.raises(TypeError, match=r"loss_fn=None must be a function .* lambda outputs, batch: outputs.loss$"):
+        METHODS[method](Language(), ids(3), None)
+
+
 class TwoInputs(NamedTuple):
     left: torch.Tensor
     right: torch.Tensor
