@@ -23,7 +23,7 @@ from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_
 from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.layers_argument import entries_of, resolve, to_text
 from fused_lwlr.optim.option_table import names_of
-from fused_lwlr.optim.options import SharedOptions, StepOptions, fixed
+from fused_lwlr.optim.options import SharedOptions, StepOptions, read_only
 from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.optim.validate import (
     DTYPES,
@@ -182,16 +182,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
-    backend = fixed("backend", _backends)
-    clip_global_norm = fixed("clip_global_norm")
-    nonfinite = fixed("nonfinite")
-    cautious_decay = fixed("cautious_decay")
-    master_weights = fixed("master_weights")
-    stochastic_rounding = fixed("stochastic_rounding")
-    rounding_seed = fixed("rounding_seed")
-    state_dtype = fixed("state_dtype")
-    rescale_weights = fixed("rescale_weights")
-    lr_in_momentum = fixed("lr_in_momentum")
+    backend = read_only("backend", _backends)
+    clip_global_norm = read_only("clip_global_norm")
+    nonfinite = read_only("nonfinite")
+    cautious_decay = read_only("cautious_decay")
+    master_weights = read_only("master_weights")
+    stochastic_rounding = read_only("stochastic_rounding")
+    rounding_seed = read_only("rounding_seed")
+    state_dtype = read_only("state_dtype")
+    rescale_weights = read_only("rescale_weights")
+    lr_in_momentum = read_only("lr_in_momentum")
 
     def complete_groups(self) -> None:
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
@@ -275,9 +275,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         loss_scale = None
         if grad_scale is not None or found_inf is not None:
             loss_scale = Gate(grad_scale=grad_scale, found_inf=found_inf)
-        if found_inf is not None and not self.options.device_counts:
+        if found_inf is not None and not self.options.uses_grad_scaler:
             # only the device knows which steps are skipped
-            self.options = replace(self.options, device_counts=True)
+            self.options = replace(self.options, uses_grad_scaler=True)
         if self.options.in_backward:
             if capturing:
                 raise RuntimeError(

@@ -70,8 +70,10 @@ def loss_scale_gates(launches: Sequence[LaunchPlan], loss_scale: Gate | None) ->
     def send(value: Tensor | None, device: torch.device) -> Tensor | None:
         return None if value is None else value.to(device, torch.float32, non_blocking=True)
 
-    devices = [launch.device for launch in launches]
-    return [Gate(grad_scale=send(scaler.grad_scale, at), found_inf=send(scaler.found_inf, at)) for at in devices]
+    return [
+        Gate(grad_scale=send(scaler.grad_scale, launch.device), found_inf=send(scaler.found_inf, launch.device))
+        for launch in launches
+    ]
 
 
 def factors_and_gates(
@@ -90,30 +92,33 @@ def factors_and_gates(
     """
     formula = options.factor_formula
     if not options.totals_option and (reducer is None or formula is None):
-        # None, because even an empty gate selects the queue kernel
-        gated = [None] * len(launches) if loss_scale is None else loss_scale_gates(launches, loss_scale)
-        return [(formula, gate) for gate in gated], None
-    gates = loss_scale_gates(launches, loss_scale)
-    clips, rescales = options.clip_global_norm is not None, options.rescale_weights is not False
+        if loss_scale is None:
+            # no gate, since even an empty one selects the queue kernel
+            return [(formula, None)] * len(launches), None
+        return [(formula, gate) for gate in loss_scale_gates(launches, loss_scale)], None
+    scale_gates = loss_scale_gates(launches, loss_scale)
+    clips = options.clip_global_norm is not None
+    rescales = options.rescale_weights is not False
     target: FactorTarget = "gradient" if formula is None else formula.target
-    # the clipped direction depends on the norm of all gradients, which comes first
-    first_target: FactorTarget = "gradient" if target == "direction" and clips else target
+    # the sums of a clipped direction need the norm of all gradients first
+    needs_second_pass = target == "direction" and clips
     if reducer is None:
         sums = [
             launch.backend.statistics(
                 launch.table, grad=options.skips or clips, weight=rescales or options.balances,
                 grad_scale=gate.grad_scale,
             )
-            for launch, gate in zip(launches, gates, strict=True)
+            for launch, gate in zip(launches, scale_gates, strict=True)
         ]  # fmt: skip
     else:
-        sums = sums_over_processes(options, launches, hyper, first_target, gates, reducer)
-    gates, report = step_gates(options, launches, gates, sums)
+        first_target: FactorTarget = "gradient" if needs_second_pass else target
+        sums = sums_over_processes(options, launches, hyper, first_target, scale_gates, reducer)
+    gates, report = step_gates(options, launches, scale_gates, sums)
     factors: Sequence[FactorFormula | Factors | None] = [formula] * len(launches)
     if options.balances:
         factors = balanced_factors(options, launches, sums)
     elif reducer is not None and formula is not None:
-        if target != first_target:
+        if needs_second_pass:
             sums = sums_over_processes(options, launches, hyper, target, gates, reducer)
         factors = [
             factors_of(options, launch, sums_of_launch, gate, hyper, formula)
@@ -122,7 +127,7 @@ def factors_and_gates(
     return list(zip(factors, gates, strict=True)), report
 
 
-def keep_norms(decisions: Sequence[Decision]) -> None:
+def skip_rescaling(decisions: Sequence[Decision]) -> None:
     """Sets Ŵ to 1, so that this step divides no weight."""
     for _, gate in decisions:
         if gate is not None and gate.totals is not None:
@@ -131,7 +136,7 @@ def keep_norms(decisions: Sequence[Decision]) -> None:
 
 def balanced_factors(options: StepOptions, launches: Sequence[LaunchPlan], sums: Sequence[Tensor]) -> list[Factors]:
     """Returns the factors of `BalancedLR` for each launch, from its statistics."""
-    # a norm of 0 does not count
+    # a layer with a norm of 0 does not count: here, one that is not scaled or has no gradient
     sq_sums = [
         torch.where(launch.scaled & launch.stepped_on_device(), statistics[:, WEIGHT_SQ_SUM], 0.0)
         for launch, statistics in zip(launches, sums, strict=True)
@@ -150,9 +155,9 @@ def step_gates(
     report = None
     # a meta or fake tensor has no value to report
     if options.nonfinite == "raise" and is_addressable(totals):
-        # a step that a GradScaler skips is not reported
-        found_inf, skipped = gates[0].found_inf, totals[NONFINITE]
+        skipped, found_inf = totals[NONFINITE], gates[0].found_inf
         if found_inf is not None:
+            # a step that a GradScaler skips is not reported
             skipped = skipped * (found_inf == 0).reshape(())
         labels = [row.label for launch in launches for row in launch.table.rows]
         report = _new_report(skipped, labels, joined(sums)[:, NONFINITE])
@@ -165,7 +170,7 @@ def step_gates(
 
 
 def _new_report(skipped: Tensor, labels: list[str], counts: Tensor) -> SkipReport:
-    """Returns a report that arrives on the host when the device has come to it."""
+    """Returns a report on a step. From a GPU, `skipped` is sent without waiting for the device."""
     if not skipped.is_cuda:
         return SkipReport(skipped, None, labels, counts)
     host = torch.empty((), dtype=skipped.dtype, device="cpu", pin_memory=True)

@@ -16,7 +16,8 @@ from fused_lwlr.optim.options import StepOptions
 def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
     """Returns the hyper row of the next step. Raises ValueError for a number above `largest`."""
     lr, weight_decay, ema = group["lr"], group["weight_decay"], group[EMA]
-    lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
+    keeps_tensor = isinstance(lr, Tensor) and not options.lr_in_momentum
+    lr = _number_of_group(lr, group) if keeps_tensor else float(lr)
     weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     decay_factor, decay_per_lr = layer.decay_factors(group)
     rule_options = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
@@ -36,7 +37,9 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
     # tensors are not checked: on a GPU each operation of the product would be a launch
     numbers: list[Any] = [*row.hyperparameters]
     if not isinstance(lr, Tensor):
-        numbers += [lr] if isinstance(weight_decay, Tensor) else [lr, row.applied_decay]
+        numbers.append(lr)
+        if not isinstance(weight_decay, Tensor):
+            numbers.append(row.applied_decay)
     if max(map(abs, numbers), default=0.0) > largest:
         _refuse_too_large({**rule_options, "weight_decay": row.applied_decay}, largest)
     return row
@@ -44,7 +47,6 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
 
 def _refuse_too_large(options: dict[str, Any], largest: float) -> None:
     """Raises ValueError for a number above `largest`: float32 would turn weights into NaN."""
-    # torch.optim raises RuntimeError
     for name, option in options.items():
         number = number_of(option)
         if number is not None and abs(number) > largest:

@@ -44,7 +44,7 @@ class SharedOptions(TypedDict, total=False):
     backend: Backend
 
 
-def fixed(name: str, read: Callable[[Any], Any] | None = None) -> Any:
+def read_only(name: str, read: Callable[[Any], Any] | None = None) -> Any:
     """Returns a property of optimizers: an option that stays as constructed. `read` returns its value."""
 
     def refuse(optimizer: Any, value: Any) -> None:
@@ -69,7 +69,7 @@ class StepOptions:
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         in_backward: whether parameters are stepped in buckets, see `step_in_backward` and `offload_to_cpu`.
         is_zero_partition: whether `ZeroRedundancyOptimizer` made the optimizer, for the partition of one process.
-        device_counts: whether the device counts steps because a GradScaler may skip some. The first step with a
+        uses_grad_scaler: whether a GradScaler may skip steps, so that the device counts them. The first step with a
             GradScaler sets it.
 
     Raises:
@@ -94,7 +94,7 @@ class StepOptions:
     rescale_weights: ScaleInvariant | Literal[False] = False
     in_backward: bool = False
     is_zero_partition: bool = False
-    device_counts: bool = False
+    uses_grad_scaler: bool = False
 
     def __post_init__(self) -> None:
         for name in ("capturable", "ema", "fused", *names_of("shared")):
@@ -198,9 +198,8 @@ class StepOptions:
 
     def counts_on_device(self, groups: Groups) -> bool:
         """Returns whether the device counts steps: if it may skip one, rounds at random, or replays a graph."""
-        return (
-            self.device_counts or self.skips or self.stochastic_rounding or any(group["capturable"] for group in groups)
-        )
+        may_skip = self.uses_grad_scaler or self.skips
+        return may_skip or self.stochastic_rounding or any(group["capturable"] for group in groups)
 
     def has_master(self, param: Tensor) -> bool:
         """Returns whether the state has the master weight of a parameter."""
@@ -217,6 +216,7 @@ class StepOptions:
             return torch.float32
         if name == EMA:
             return average_dtype(param)
-        double = param.is_complex() or param.dtype == torch.float64
-        # double precision and complex parameters have state of the same dtype
-        return param.dtype if double or self.state_dtype is None else self.state_dtype
+        # double precision and complex parameters always have state of their own dtype
+        if self.state_dtype is None or param.is_complex() or param.dtype == torch.float64:
+            return param.dtype
+        return self.state_dtype

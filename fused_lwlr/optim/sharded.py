@@ -1,7 +1,6 @@
 """Norms and factors of layers that are sharded over processes: sums of the local parts, one all-reduce, a formula."""
 
 from collections.abc import Sequence
-from itertools import compress
 from typing import get_args
 
 import torch
@@ -39,12 +38,12 @@ def sums_over_processes(
 
     A row has zeros if it has no gradient and does not count for the largest norm.
     """
-    found = [
+    local_sums = [
         launch.backend.step(options.rule, launch.table, hyper, MEASURING[target], gate, write=False)
         for launch, gate in zip(launches, gates, strict=True)
     ]
-    kept = joined([launch.stepped_on_device() | launch.counts_for_max_norm for launch in launches])
-    sums = reducer.reduce(torch.where(kept[:, None], joined(found), 0.0))
+    has_sums = joined([launch.stepped_on_device() | launch.counts_for_max_norm for launch in launches])
+    sums = reducer.reduce(torch.where(has_sums[:, None], joined(local_sums), 0.0))
     return list(sums.split([len(launch.table.rows) for launch in launches]))
 
 
@@ -53,10 +52,10 @@ def factors_of(
 ) -> Factors:  # fmt: skip
     """Returns the factors of a launch, and sets the statistics of its step, from its sums over all processes."""
     sums = sums.to(launch.device)
-    of_row = to_device(torch.from_numpy(launch.table.hyper_index), launch.device)
-    multipliers = torch.from_numpy(launch.table.fields["multiplier"]).to(sums.dtype)
-    lr = as_tensor([h.lr for h in hyper], sums)[of_row] * to_device(multipliers, launch.device)
-    weight_decay = as_tensor([h.applied_decay for h in hyper], sums)[of_row]
+    hyper_index = to_device(torch.from_numpy(launch.table.hyper_index), launch.device)
+    multipliers = to_device(torch.from_numpy(launch.table.fields["multiplier"]).to(sums.dtype), launch.device)
+    lr = as_tensor([h.lr for h in hyper], sums)[hyper_index] * multipliers
+    weight_decay = as_tensor([h.applied_decay for h in hyper], sums)[hyper_index]
     radii = launch.table.radii().double() if options.on_spheres else None
     rho = formula.fill_factors_(sums, launch.scaled & launch.stepped_on_device(), gate.clip, lr, weight_decay, radii)
     launch.statistics = sums if rho is not None else sums[:, : len(STEP_STATISTICS)]
@@ -65,9 +64,10 @@ def factors_of(
 
 def as_tensor(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """Returns numbers, or tensors of one element, as one tensor."""
-    there = [isinstance(value, Tensor) and value.device.type != "cpu" for value in values]
-    host = [0.0 if on_device else float(value) for value, on_device in zip(values, there, strict=True)]
-    found = copy_async_(like.new_empty(len(values)), torch.tensor(host, dtype=like.dtype, device="cpu"))
-    for i in compress(range(len(values)), there):
-        found[i] = values[i]
-    return found
+    on_device = {i: value for i, value in enumerate(values) if isinstance(value, Tensor) and value.device.type != "cpu"}
+    # the host does not wait for values on the device: they are inserted there
+    host = [0.0 if i in on_device else float(value) for i, value in enumerate(values)]
+    result = copy_async_(like.new_empty(len(values)), torch.tensor(host, dtype=like.dtype, device="cpu"))
+    for i, value in on_device.items():
+        result[i] = value
+    return result

@@ -14,9 +14,9 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.table import POINTER
 from fused_lwlr.kernels.tensors import DOUBLE
-from fused_lwlr.optim.gate import SkipReport, factors_and_gates, keep_norms
+from fused_lwlr.optim.gate import SkipReport, factors_and_gates, skip_rescaling
 from fused_lwlr.optim.hyper import hyper_of
-from fused_lwlr.optim.launch_plan import launch_plans_of
+from fused_lwlr.optim.launch_plan import LaunchPlan, launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import Member, check_memory, members_of
 from fused_lwlr.optim.option_table import number_of
@@ -53,7 +53,7 @@ class StepPlan:
         self._rescaled = [] if options.rescale_weights is False else options.rescale_weights.rescaled_tensors()
         check_gradients(options, groups)
         check_rescaled(groups, self._rescaled)
-        members, self._waiting, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
+        members, self._future_members, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_memory(members)
         capturable = any(group["capturable"] for group in groups)
         self.launch_plans = launch_plans_of(options, members, capturable=capturable)
@@ -65,8 +65,8 @@ class StepPlan:
         # sums over the processes that share layers
         self._reducer: ShardReducer | None = None
         if self._distributed:
-            held = [(launch.params[row.param_index], row) for launch in self.launch_plans for row in launch.table.rows]
-            self._reducer = shard_reducer_of(held, self.launch_plans[0].device)
+            rows = [(launch.params[row.param_index], row) for launch in self.launch_plans for row in launch.table.rows]
+            self._reducer = shard_reducer_of(rows, self.launch_plans[0].device)
         self._state_tensors = [entry for member in self._members for entry in member.state.values()]
         # taken at the end of the first step; without it, each step needs a new plan
         self._snapshot: tuple[Any, ...] | None = None
@@ -83,7 +83,7 @@ class StepPlan:
             return False
         if self._snapshot_of(groups, states, bucket) != self._snapshot:
             return False
-        if any(param.grad is not None for param in self._waiting):
+        if any(param.grad is not None for param in self._future_members):
             return False
         if not all(launch.accept_gradients() for launch in self.launch_plans):
             return False
@@ -100,7 +100,7 @@ class StepPlan:
         Returns:
             The report on a skipped step, if it may have to be raised.
         """
-        launches, options = self._launched, self.options
+        launches, options = self._launches, self.options
         if not launches:
             return None
         if _len_torch_dispatch_stack() and any(launch.backend is not reference for launch in launches):
@@ -112,27 +112,29 @@ class StepPlan:
         decisions, report = factors_and_gates(options, launches, hyper, loss_scale, self._reducer)
         if self._rescaled and all(_is_zero(group["lr"]) for group in groups):
             # torch.distributed.checkpoint makes state by a step with lr=0, also after it has loaded the weights
-            keep_norms(decisions)
+            skip_rescaling(decisions)
         seed = options.rounding_seed if options.stochastic_rounding else None
         # all of them before the first is launched: a failure here leaves every parameter as it was
         runs = [
             launch.backend.prepare(options.rule, launch.table, hyper, factor, gate, rounding_seed=seed)
             for launch, (factor, gate) in zip(launches, decisions, strict=True)
         ]
+        is_first_step = self._stepped_versions is None
         with uninterrupted():
             for launch, run in zip(launches, runs, strict=True):
-                # with `Factors`, `factors_of` has set the statistics
-                if (statistics := run()) is not None:
+                statistics = run()
+                # with `Factors` a launch returns none: `factors_of` has set them
+                if statistics is not None:
                     launch.statistics = statistics
-                # before the next launch, which may fail: the count and the state of this one are right
+                # now, since the next launch may fail: the count and the state of this one are right then
                 launch.count_step()
-                if self._stepped_versions is None:
+                if is_first_step:
                     launch.store(states)
             if self._distributed:
                 # kernels increment the versions of local parts only
                 written = [member.param for member in self._members if member.is_written]
                 increment_version(list(filter(is_distributed, written)))
-            if self._stepped_versions is None:
+            if is_first_step:
                 # also the state of members whose launch plan has no gradient in this step
                 for launch in self.launch_plans:
                     launch.store(states)
@@ -155,43 +157,49 @@ class StepPlan:
         each tensor that it uses, so no other tensor gets its id. Options, and the forms and addresses of parameters and
         gradients, are compared elsewhere.
         """
-        invariant, of_groups = self.options.rescale_weights, []
+        rescaled: list[Any] = []
+        if self.options.rescale_weights is not False:
+            rescaled = [(id(tensor), *rest) for tensor, *rest in self.options.rescale_weights.rescaled_tensors()]
+        group_values = []
         for group in groups:
             layers = group.get("layers")
             # a group that was made or edited elsewhere differs from every group that `complete_groups` has completed
             is_complete = "ema" in group and (layers is None or isinstance(layers, tuple))
-            of_groups.append((
+            group_values.append((
                 list(map(id, group["params"])), list(group.get("param_names", ())),
                 self.options.rule.state_columns(group), group.get("capturable"), group.get("ema") is None,
                 layers if is_complete else "incomplete",
             ))  # fmt: skip
-        rescaled = [] if invariant is False else [(id(each.tensor), *each[1:]) for each in invariant.rescaled_tensors()]
         try:
-            # a loop over keys would call `Tensor.__hash__`, which is Python code, for each parameter
-            read = states.values() if bucket is None else [states.get(param, {}) for param in self._params]
-            # keys too, because two parameters may exchange their state
-            entries = [*(states if bucket is None else ()), *chain.from_iterable(map(dict.values, read))]
+            if bucket is None:
+                # parameters too, because two of them may exchange their state. It is not looked up by parameter: each
+                # look-up would call `Tensor.__hash__`, which is Python code
+                state_ids = list(map(id, [*states, *chain.from_iterable(map(dict.values, states.values()))]))
+            else:
+                states_of_bucket = [states.get(param, {}) for param in self._params]
+                state_ids = list(map(id, chain.from_iterable(map(dict.values, states_of_bucket))))
             tensors = map(local, self._state_tensors) if self._distributed else self._state_tensors
             addresses = list(map(POINTER, tensors))
         except (RuntimeError, TypeError):
             return None
-        ids = None if bucket is None else set(map(id, bucket))
-        return ids, rescaled, of_groups, list(map(id, entries)), addresses
+        bucket_ids = None if bucket is None else set(map(id, bucket))
+        return bucket_ids, rescaled, group_values, state_ids, addresses
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
         if self._rescaled:
             for launch in self.launch_plans:
-                # a row without a gradient is only rescaled
+                # a row without a gradient is only rescaled, by the last hyper row
                 table = launch.table
                 table.hyper_index = np.where(table.stepped, table.fields["hyper_index"], len(self._hyper_keys))
-        # without any gradient nothing is rescaled
-        nothing = not any(launch.has_gradients for launch in self.launch_plans)
-        self._launched = [
-            launch
-            for launch in ([] if nothing else self.launch_plans)
-            if launch.has_gradients or launch.table.rescales or self._reducer is not None
-        ]
+        self._launches: list[LaunchPlan] = []
+        if not any(launch.has_gradients for launch in self.launch_plans):
+            # without any gradient nothing is rescaled
+            return
+        for launch in self.launch_plans:
+            # all processes must take part in sums, also without a gradient
+            if launch.has_gradients or launch.table.rescales or self._reducer is not None:
+                self._launches.append(launch)
 
 
 def _is_zero(lr: float | Tensor) -> bool:
