@@ -15,11 +15,12 @@ EMA = "ema"
 """The option of a param group, and the entry of the state."""
 
 
-def with_master(param: Tensor, master_weight: Tensor | None) -> Tensor:
-    """Returns a copy of a parameter in the dtype of averages: the master weight where it rounds to the parameter."""
+def full_precision(param: Tensor, master_weight: Tensor | None) -> Tensor:
+    """Returns a copy of a parameter in the dtype of averages, with its master weight where that is still valid."""
     weight = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:
         return weight
+    # an element that was changed from outside is no longer what its master weight rounds to
     return torch.where(master_weight.to(param.dtype) == param.detach(), master_weight, weight)
 
 
@@ -30,15 +31,14 @@ def average_dtype(param: Tensor) -> torch.dtype:
 
 def averages_of(groups: Sequence[dict[str, Any]], states: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
     """Returns the parameters that have an average, each with its average; raises RuntimeError if none has one."""
-    pairs = [
-        (param, states[param][EMA])
-        for group in groups
-        for param in group["params"]
-        if group[EMA] is not None and states.get(param, {}).get(EMA) is not None
-    ]
+    averaged_groups = [group for group in groups if group[EMA] is not None]
+    params = [param for group in averaged_groups for param in group["params"]]
+    averages = [states.get(param, {}).get(EMA) for param in params]
+    pairs = [(param, average) for param, average in zip(params, averages, strict=True) if average is not None]
     if not pairs:
-        wanted = any(group[EMA] is not None for group in groups)
-        why = "they begin with the first step" if wanted else "every param group has ema=None; construct with ema=0.999"
+        why = "every param group has ema=None; construct with ema=0.999"
+        if averaged_groups:
+            why = "they begin with the first step"
         raise RuntimeError(f"averaged(): there are no averages of the weights: {why}")
     return pairs
 

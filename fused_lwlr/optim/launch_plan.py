@@ -41,35 +41,37 @@ class LaunchPlan:
         self.members, self.addressable = members, addressable
         self.params = [member.param for member in members]
         self.distributed = any(map(is_distributed, self.params))
-        # a tensor that is only rescaled may have a gradient that is not meant for this optimizer
-        self._all_stepped = not any(member.only_rescaled for member in members)
+        self._some_only_rescaled = any(member.only_rescaled for member in members)
         columns = _columns(options, members)
-        # the host counts steps, unless the device does
-        self._counts = options.rule.counts_steps and "step" not in columns
+        self._counts_on_host = options.rule.counts_steps and "step" not in columns
         rows = [row._replace(param_index=i) for i, member in enumerate(members) for row in member.rows]
         steps = np.array([member.steps for member in members], dtype=np.float32)
         self.table = Table(columns, rows, steps=steps, capturable=capturable)
         if addressable:
             # remembers addresses and forms for the next step
             self.table.accept_gradients(columns["grad"], columns["param"])
-        if self._counts:
+        if self._counts_on_host:
             # views of `table.steps`: `count_step` changes the state, too
             for member, count in zip(members, torch.from_numpy(steps).unbind(), strict=True):
                 member.state["step"] = count
-        first = columns["param"][0]
-        self.device: torch.device = first.device
+        param = columns["param"][0]
+        self.device: torch.device = param.device
+        # a FakeTensor has no values to launch on, only shapes
+        backend = "torch" if is_fake(param) else options.backend
+        elements = sum(param.numel() for param in columns["param"])
         self.backend: ModuleType = backends.pick(
-            # a FakeTensor has no values to launch on, only shapes
-            "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
-            elements=sum(param.numel() for param in columns["param"]),
-        )  # fmt: skip
+            backend, self.device, param.dtype, addressable=addressable, elements=elements
+        )
         self.statistics: Tensor | None = None
         self._seen_version = -1
 
     def accept_gradients(self) -> bool:
         """Takes the gradients of the next step. Returns False if a parameter has moved, or a gradient does not fit."""
         params = self.params
-        grads: list[Any] = list(map(GRAD, params)) if self._all_stepped else [member.grad for member in self.members]
+        # `map` runs no Python code for each tensor, but a tensor that is only rescaled hides its gradient
+        grads: list[Any] = (
+            [member.grad for member in self.members] if self._some_only_rescaled else list(map(GRAD, params))
+        )
         if self.distributed:
             if not all(grad is None or same_placement(grad, param) for param, grad in zip(params, grads, strict=True)):
                 return False
@@ -102,16 +104,18 @@ class LaunchPlan:
     def count_step(self) -> None:
         """Counts a step of the parameters that had a gradient. A rule that does not count needs only 0 or 1."""
         table, has_grad = self.table, self.table.has_grad
-        table.steps[has_grad] = (table.steps[has_grad] + 1) if self._counts else 1
+        table.steps[has_grad] = (table.steps[has_grad] + 1) if self._counts_on_host else 1
 
     def store(self, states: Any) -> None:
         """Stores the state of all members."""
         for member in self.members:
-            # SGD without momentum has no entries, and makes no state
-            if not member.only_rescaled and member.state:
+            if member.only_rescaled:
+                continue
+            if member.state:
+                # SGD without momentum has no entries, and makes no state
                 states.setdefault(member.param, {}).update(member.state)
-            if not member.only_rescaled and member.param in states and "step" not in member.state:
-                # no later step would update the count
+            if "step" not in member.state and member.param in states:
+                # a count of earlier steps, which no later step would update
                 states[member.param].pop("step", None)
 
 

@@ -11,7 +11,7 @@ from fused_lwlr.kernels import Row
 from fused_lwlr.kernels.table import view_of
 from fused_lwlr.kernels.tensors import addresses_of, sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
-from fused_lwlr.optim.average import with_master
+from fused_lwlr.optim.average import full_precision
 from fused_lwlr.optim.layer_options import Groups, LayerOptions
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import state_specs
@@ -58,9 +58,10 @@ class Member:
         dtypes = [state[name].dtype if name in state else options.dtype_of(self.param, name) for name in names]
         # kernels do not count versions of inference tensors, which have none
         addressable = all_addressable((param, grad, *state.values())) and not param.is_inference()
-        # older versions of torch have no `grad_dtype`
-        expected = getattr(self.param, "grad_dtype", None) if not self.only_rescaled else None
-        grad_dtype = (expected or param.dtype) if grad is None else grad.dtype
+        grad_dtype = param.dtype if grad is None else grad.dtype
+        if grad is None and not self.only_rescaled:
+            # the dtype of a later gradient; older versions of torch have no `grad_dtype`
+            grad_dtype = getattr(self.param, "grad_dtype", None) or param.dtype
         return addressable, param.device, param.dtype, grad_dtype, *dtypes
 
 
@@ -90,7 +91,8 @@ def members_of(
         if param.grad is None and not (is_ordinary(param) and spec.is_complete(state)):
             waiting.append(param)
             continue
-        member = Member(param, spec.label, [], *spec.state_for_step(state))
+        entries, steps = spec.state_for_step(state)
+        member = Member(param, spec.label, [], entries, steps)
         members.append(member)
         for layer_index, layer in layers:
             # a row has its own η, so layers that differ only in lr share a hyper row
@@ -100,7 +102,7 @@ def members_of(
                 hyper_options = replace(hyper_options, weight_decay=0.0, corrected_decay=None)
             hyper_index = hyper_keys.setdefault((spec.group_index, hyper_options), len(hyper_keys))
             row = Row(
-                0, layer.start, layer.stop, layer.options.eta, spec.scaled, hyper_index=hyper_index,
+                0, layer.start, layer.stop, multiplier=layer.options.eta, scaled=spec.scaled, hyper_index=hyper_index,
                 layer_index=layer_index, label=layer.label(spec.name),
             )  # fmt: skip
             member.rows.append(local_row(row, param))
@@ -126,19 +128,21 @@ def _add_radii(members: Sequence[Member]) -> None:
     """
     if not members:
         return
-    held = [(member, row) for member in members for row in member.rows]
+    rows = [(member.param, row) for member in members for row in member.rows]
     device = local(members[0].param).device
-    weights = (
-        view_of(with_master(local(member.param), local(member.state.get(MASTER))), row) for member, row in held
-    )  # fmt: skip
-    sums = torch.stack([w.square().sum(dtype=sum_dtype(w.device)).to(device) for w in weights])
-    reducer = shard_reducer_of([(member.param, row) for member, row in held], device)
+    sq_sums = []
+    for member in members:
+        weight = full_precision(local(member.param), local(member.state.get(MASTER)))
+        for w in (view_of(weight, row) for row in member.rows):
+            sq_sums.append(w.square().sum(dtype=sum_dtype(w.device)).to(device))
+    sums = torch.stack(sq_sums)
+    reducer = shard_reducer_of(rows, device)
     if reducer is not None:
         sums = reducer.reduce(sums[:, None])[:, 0]
-    norms = sums.sqrt().float().split([len(member.rows) for member in members])
-    for member, norm in zip(members, norms, strict=True):
-        # in its own memory
-        member.state[RADIUS] = norm.to(local(member.param).device, copy=True)
+    norms_of_member = sums.sqrt().float().split([len(member.rows) for member in members])
+    for member, norms in zip(members, norms_of_member, strict=True):
+        # copied, since `split` returns views of one tensor
+        member.state[RADIUS] = norms.to(local(member.param).device, copy=True)
 
 
 def _add_rescaled(
@@ -146,24 +150,22 @@ def _add_rescaled(
 ) -> None:
     """Marks the rows of members that are rescaled, and adds the other tensors that are, after this many layers."""
     member_of = {id(member.param): member for member in members}
-    for layer_index, each in enumerate(rescaled, start=layer_count):
-        member = member_of.get(id(each.tensor))
+    for layer_index, (tensor, exponent, counts_for_max_norm) in enumerate(rescaled, start=layer_count):
+        member = member_of.get(id(tensor))
         if member is None:
-            # it keeps the state that it has, such as momentum, which is divided too
-            state = states.get(each.tensor, {})
+            # state that it has, such as momentum, is divided too
+            state = states.get(tensor, {})
             kept = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
             row, label = Row(0, layer_index=layer_index), "a tensor that is only rescaled"
-            member = Member(each.tensor, label, [row], kept, only_rescaled=True)
-            member_of[id(each.tensor)] = member
+            member = Member(tensor, label, [row], kept, only_rescaled=True)
+            member_of[id(tensor)] = member
             members.append(member)
-        if each.counts_for_max_norm and len(member.rows) > 1:
+        if counts_for_max_norm and len(member.rows) > 1:
             raise ValueError(
                 f"rescale_weights divides by the norms of whole weights, but layers= cuts {member.label} into slices: "
                 "give its options for the whole weight"
             )
-        member.rows = [
-            row._replace(exponent=each.exponent, counts_for_max_norm=each.counts_for_max_norm) for row in member.rows
-        ]
+        member.rows = [row._replace(exponent=exponent, counts_for_max_norm=counts_for_max_norm) for row in member.rows]
 
 
 def check_memory(members: Sequence[Member]) -> bool:
@@ -173,17 +175,19 @@ def check_memory(members: Sequence[Member]) -> bool:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
     """
     # a parameter may be in its group twice
-    unique = {id(member.param): member for member in members}
+    member_of = {id(member.param): member for member in members}
     writable = [
         (member, name, local(tensor))
-        for member in unique.values()
+        for member in member_of.values()
         for name, tensor in (("", member.param), *member.state.items())
     ]
     tensors = [tensor for *_, tensor in writable]
-    inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
-    if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
-        # False for a parameter that is in its group twice: only `check_gradients` of a new plan refuses it
-        return len(unique) == len(members)
+    frozen = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
+    if all_addressable(tensors) and not frozen and find_overlap(tensors) is None:
+        # only `check_gradients` of a new plan refuses a parameter that is in its group twice
+        has_duplicates = len(member_of) < len(members)
+        return not has_duplicates
+    # something is wrong with some tensor: refuse it only if this step writes it
     written = [
         (tensor, f"{name!r} in the state of {member.label}" if name else member.label)
         for member, name, tensor in writable

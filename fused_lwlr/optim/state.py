@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
-from fused_lwlr.optim.average import EMA, average_dtype, with_master
+from fused_lwlr.optim.average import EMA, average_dtype, full_precision
 from fused_lwlr.optim.layer_options import Groups, Slices, labels_of, slices_of
 from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
@@ -99,8 +99,8 @@ class StateSpec:
 
     def is_complete(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the state is complete, and the first step was not skipped."""
-        counts = self.counts_on_device or self.options.rule.counts_steps
-        if self._first_was_skipped(state) or (counts and "step" not in state):
+        needs_count = self.counts_on_device or self.options.rule.counts_steps
+        if self._first_was_skipped(state) or (needs_count and "step" not in state):
             return False
         return not any(self.mismatch(name, state.get(name)) for name in self.entry_names)
 
@@ -113,19 +113,22 @@ class StateSpec:
         """
         entries: dict[str, Tensor] = {}
         for name in self.entry_names:
-            if state.get(name) is None:
-                if name != RADIUS:
-                    entries[name] = _new_entry(self.options, self.param, name, state)
-            elif problem := self.mismatch(name, state[name]):
-                raise ValueError(f"{name!r} in the state of {self.label} {problem}: {REPAIR}")
-            else:
-                entries[name] = state[name]
+            value = state.get(name)
+            if value is not None:
+                problem = self.mismatch(name, value)
+                if problem:
+                    raise ValueError(f"{name!r} in the state of {self.label} {problem}: {REPAIR}")
+                entries[name] = value
+            elif name != RADIUS:
+                entries[name] = _new_entry(self.options, self.param, name, state)
         step = self._stored_count(state)
         if not self.counts_on_device:
-            return entries, self._as_number(step) if self.options.rule.counts_steps else min(self._as_number(step), 1.0)
-        if not (isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu):
-            # the host does not wait for a count on a device
-            self._as_number(step)
+            number = self._checked_number(step)
+            return entries, number if self.options.rule.counts_steps else min(number, 1.0)
+        is_on_device = isinstance(step, Tensor) and step.numel() == 1 and not step.is_cpu
+        if not is_on_device:
+            # only checks it; for the value of a count on a device the host would have to wait
+            self._checked_number(step)
         count = torch.as_tensor(step, dtype=torch.float32, device=self.param.device)
         # a count has no dimension, which slices of the parameter would cut, and no lazy sign
         entries["step"] = count.resolve_neg().reshape(())
@@ -133,23 +136,22 @@ class StateSpec:
 
     def _first_was_skipped(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-        return not self.counts_on_device and "step" in state and not self._as_number(state["step"])
+        return not self.counts_on_device and "step" in state and self._checked_number(state["step"]) == 0
 
     def _stored_count(self, state: Mapping[str, Any]) -> Any:
         """Returns the step count in the state.
 
         SGD and Lion need 0 before the first step and any other number after it. Steps without momentum do not count.
         """
-        if self.options.rule.counts_steps:
-            return state.get("step", 0.0)
         columns = self.options.rule.state_columns(self.group)
-        if not columns:
+        if self.options.rule.counts_steps or not columns:
             return state.get("step", 0.0)
+        # torch.optim.SGD stores no count: its momentum shows that there was a step
         has_momentum = any(state.get(name) is not None for name in columns)
         return state.get("step", 1.0) if has_momentum else 0.0
 
-    def _as_number(self, step: Any) -> float:
-        """Returns a step count as a number; 1 if the count has no value, as on the meta device."""
+    def _checked_number(self, step: Any) -> float:
+        """Returns a step count as a number, or raises ValueError; 1 if it has no value, as on the meta device."""
         try:
             return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else steps_of(step)
         except ValueError as error:
@@ -198,7 +200,7 @@ def steps_of(value: Any) -> float:
 def _new_entry(options: StepOptions, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
     """Returns an entry that the state of a parameter lacks."""
     if name == EMA:
-        return with_master(param, state.get(MASTER) if options.has_master(param) else None)
+        return full_precision(param, state.get(MASTER) if options.has_master(param) else None)
     if name == MASTER:
         return param.detach().float()
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)
