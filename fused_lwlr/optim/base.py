@@ -15,7 +15,7 @@ from fused_lwlr.kernels.tensors import untraced
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
-from fused_lwlr.optim.checkpoint import check_owners, read, require_dict
+from fused_lwlr.optim.checkpoint import check_owners, read_state_dict, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.handle import Handle
 from fused_lwlr.optim.hooks import hooked
@@ -133,10 +133,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("`fused` does not support `differentiable`")
         if given.get("fused") and flags["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        more |= {name: option for name, option in given.items() if name not in (*flags, "layers")}
-        self.options = StepOptions(
-            **more, is_zero_partition=is_made_by_zero_redundancy_optimizer(), **self._class_options
-        )
+        shared: dict[str, Any] = {name: option for name, option in given.items() if name not in (*flags, "layers")}
+        is_zero_partition = is_made_by_zero_redundancy_optimizer()
+        self.options = StepOptions(**shared, **more, **self._class_options, is_zero_partition=is_zero_partition)
         yield {**flags, "fused": None}
         # layers= and select= name parameters, which exist from here on
         groups, layers = self.param_groups, given.get("layers")
@@ -173,7 +172,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Both if dtypes differ, since "torch" steps float64. The argument is `options.backend`.
         """
         found: dict[str, set[str]] = {}
-        for param in (local(param) for group in self.param_groups for param in group["params"]):
+        params = [param for group in self.param_groups for param in group["params"]]
+        for param in map(local, params):
             if param.dtype not in DTYPES:
                 # quantized weights have no gradient
                 continue
@@ -204,8 +204,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             # torch.optim sets it for its own classes alone
             group.setdefault("maximize", False)
             group.setdefault("ema", None)
-            count = len(group["params"])
-            if (names := len(group.get("param_names", labels))) != count:
+            count, names = len(group["params"]), len(group.get("param_names", labels))
+            if names != count:
                 raise ValueError(
                     f"a param group has {count} parameters, but {names} names: change group['params'] and "
                     "group['param_names'] together, or add parameters by add_param_group()"
@@ -306,12 +306,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step_bucket(
-        self,
-        index: int,
-        bucket: Sequence[Tensor] | None,
-        loss_scale: Gate | None = None,
-        *,
-        capturing: bool = False,
+        self, index: int, bucket: Sequence[Tensor] | None, loss_scale: Gate | None = None, *, capturing: bool = False
     ) -> StepPlan:
         """Takes a step by the plan of the last step, or by a new plan if that one does not fit. Returns the plan.
 
@@ -459,7 +454,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             result = pre_hook(self, state_dict)
             if result is not None:
                 state_dict = require_dict(result, "the state dict that a hook returns")
-        state, groups = read(self.options, self.param_groups, state_dict)
+        state, groups = read_state_dict(self.options, self.param_groups, state_dict)
         before = dict(vars(self))
         try:
             self.__setstate__({"state": state, "param_groups": groups})
@@ -483,7 +478,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         self._handle.check_copy()
         # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
-        names = [field.name for field in fields(StepOptions) if field.name not in (*self._class_options, "in_backward")]
+        left_out = (*self._class_options, "in_backward")
+        names = [field.name for field in fields(StepOptions) if field.name not in left_out]
         return {**super().__getstate__(), "options": {name: getattr(self.options, name) for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -495,17 +491,19 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         groups = self.param_groups
-        self.param_groups = [
-            {**group, "layers": f"of {len(group['layers'])} parameters, see layers()"}
-            if isinstance(group.get("layers"), tuple)
-            else group
-            for group in groups
-        ]
+        self.param_groups = [dict(group) for group in groups]
+        for shown in self.param_groups:
+            if isinstance(shown.get("layers"), tuple):
+                shown["layers"] = f"of {len(shown['layers'])} parameters, see layers()"
         try:
             found = super().__repr__()
         finally:
             self.param_groups = groups
-        shared = [field for field in fields(StepOptions) if field.name in names_of("shared")]
-        given = [(field.name, getattr(self.options, field.name), field.default) for field in shared]
-        lines = [f"    {name}: {value!r}\n" for name, value, default in given if value != default]
-        return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found
+        lines = []
+        for field in fields(StepOptions):
+            value = getattr(self.options, field.name)
+            if field.name in names_of("shared") and value != field.default:
+                lines.append(f"    {field.name}: {value!r}\n")
+        if not lines:
+            return found
+        return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")"))

@@ -8,7 +8,6 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
-from itertools import chain
 from numbers import Integral
 from typing import Any, TypeGuard
 
@@ -24,7 +23,7 @@ from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import StateSpec, state_specs, steps_of
 from fused_lwlr.shards import is_distributed, local
 
-KEPT = ("layers", "max_lr", "ema", "lr_in_momentum")
+KEPT_IF_ABSENT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Parts of the names of parameters that torch.distributed.checkpoint leaves out."""
@@ -33,7 +32,7 @@ SWITCHES = ("nesterov", "maximize", "amsgrad")
 
 
 @torch.no_grad()
-def read(
+def read_state_dict(
     options: StepOptions, groups: Groups, state_dict: dict[str, Any]
 ) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
     """Reads a state dict of an optimizer, or of its `torch.optim` namesake. Implementation flags stay.
@@ -57,11 +56,12 @@ def read(
             f"{len(groups)}. If both have the same parameters in the same order, load the state alone: "
             "{**optimizer.state_dict(), 'state': loaded['state']}"
         )
-    # each new group, and the saved ids of its parameters
-    new = []
+    new_groups, saved_ids = [], []
     for number, labels in enumerate(labels_of(groups)):
-        new.append(_new_group(number, labels, groups[number], saved[number]))
-    return _read_state(options, new, state_dict["state"]), [group for group, _ in new]
+        group, ids = _new_group(number, labels, groups[number], saved[number])
+        new_groups.append(group)
+        saved_ids += ids
+    return _read_state(options, new_groups, saved_ids, state_dict["state"]), new_groups
 
 
 def check_owners(groups: Groups, states: Any) -> None:
@@ -95,7 +95,7 @@ def _new_group(number: int, labels: list[str], mine: dict[str, Any], theirs: Any
         group["betas"] = tuple(group["betas"])
     # options of layers and scalings select parameters by the names that the constructor had
     group.update({name: mine[name] for name in ("params", "param_names", *names_of("flag")) if name in mine})
-    group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
+    group.update({name: mine[name] for name in KEPT_IF_ABSENT if name in mine and group.get(name) is None})
     if corrects_decay(group):
         if "max_lr" not in group:
             raise ValueError(
@@ -113,12 +113,14 @@ def _without_other_names(number: int, mine: dict[str, Any], theirs: Any) -> Any:
 
     This happens if pipeline stages change: a dict of torch.distributed.checkpoint has the names of the whole old group.
     """
-    ids, names = (theirs.get(key) if isinstance(theirs, dict) else None for key in ("params", "param_names"))
+    ids, names = (theirs.get("params"), theirs.get("param_names")) if isinstance(theirs, dict) else (None, None)
     if not (_are_names(ids) and _are_names(names)):
         return theirs
     # `ids` are the names of the loaded parameters, and `names` are the names of all parameters of the saved group
-    own, loaded, saved = (sorted(map(_bare, each)) for each in (mine.get("param_names", ()), ids, names))
-    if len(loaded) == len(saved) and (loaded == saved or loaded != own):
+    loaded, saved = sorted(map(_bare, ids)), sorted(map(_bare, names))
+    own = sorted(map(_bare, mine.get("param_names", ())))
+    has_other_parameters = len(saved) != len(loaded) or (loaded == own and saved != own)
+    if not has_other_parameters:
         return theirs
     if theirs.get("layers") is not None:
         warnings.warn(
@@ -143,9 +145,11 @@ def _ids_of(mine: dict[str, Any], theirs: dict[str, Any], order: Sequence[int]) 
     """Returns the saved ids of the optimizer's parameters, from a saved group and the result of `_order_of`."""
     ids = theirs["params"]
     if not _are_names(ids):
-        return [ids[at] for at in order]
-    own, id_of = list(map(_bare, mine.get("param_names", ()))), {_bare(i): i for i in ids}
-    if len(id_of) == len(set(ids)) and sorted(own) == sorted(map(_bare, ids)):
+        return [ids[i] for i in order]
+    own = list(map(_bare, mine.get("param_names", ())))
+    id_of = {_bare(name): name for name in ids}
+    stay_distinct = len(id_of) == len(set(ids))
+    if stay_distinct and sorted(own) == sorted(map(_bare, ids)):
         return [id_of[name] for name in own]
     # torch.distributed.checkpoint puts them in the order of the optimizer that loads them
     return list(ids)
@@ -157,9 +161,9 @@ def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list
     With other names the order stays, as in `torch.optim`, and a warning names the difference.
     """
     names, saved = mine.get("param_names"), theirs.get("param_names")
-    stays = list(range(len(mine["params"])))
+    same_order = list(range(len(mine["params"])))
     if names is None or saved is None or list(saved) == list(names):
-        return stays
+        return same_order
     if sorted(saved) == sorted(names) and len(set(names)) == len(names):
         position_of = {name: i for i, name in enumerate(saved)}
         return [position_of[name] for name in names]
@@ -169,7 +173,7 @@ def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list
         "state is loaded by position, and the optimizer keeps its own names",
         stacklevel=6,
     )
-    return stays
+    return same_order
 
 
 def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
@@ -183,44 +187,42 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
             f"loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
             f"group {number} has {len(ids)} parameters, but {len(params)} in the optimizer"
         )
-    if names is not None and not (
-        isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
-    ):
+    fit = isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
+    if names is not None and not fit:
         raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {shown(names)}")
-    held, wanted = (options.get("lr_in_momentum", False) for options in (theirs, mine))
-    if held != wanted:
+    saved, wanted = theirs.get("lr_in_momentum", False), mine.get("lr_in_momentum", False)
+    if saved != wanted:
         raise ValueError(
-            f"'lr_in_momentum' of {where} is {held}, but the optimizer has {wanted}: one momentum buffer holds "
+            f"'lr_in_momentum' of {where} is {saved}, but the optimizer has {wanted}: one momentum buffer holds "
             "lr, the other does not; construct the optimizer with the option that the dict was saved with"
         )
-    for name in (name for name in names_of("group") if name in mine and name != "layers"):
+    needed = [name for name in names_of("group") if name in mine and name != "layers"]
+    for name in needed:
         if name in theirs:
             check_option(name, theirs[name], where)
-        elif name not in (*SWITCHES, *KEPT):
+        elif name not in (*SWITCHES, *KEPT_IF_ABSENT):
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
     # AdamW has every option and state of Lion, whose lr is far lower
     for name in names_of("group"):
-        if name in theirs and name not in (*mine, *KEPT):
+        if name in theirs and name not in (*mine, *KEPT_IF_ABSENT):
             raise ValueError(f"{where} has {name!r}: it belongs to another kind of optimizer, since this one has none")
 
 
-def _read_state(
-    options: StepOptions, new: Sequence[tuple[dict[str, Any], list[Any]]], saved: Any
-) -> defaultdict[Any, Any]:
+def _read_state(options: StepOptions, groups: Groups, ids: Sequence[Any], saved: Any) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory, for new groups and the saved ids of their parameters."""
     spec_of: dict[Any, StateSpec] = {}
-    ids = chain.from_iterable(ids for _, ids in new)
-    for spec, key in zip(state_specs(options, [group for group, _ in new]), ids, strict=True):
+    for spec, key in zip(state_specs(options, groups), ids, strict=True):
         # a parameter that is in its group twice has one id
         if spec_of.setdefault(key, spec).param is not spec.param:
             raise ValueError(f"the state dict gives the id {key!r} to {spec_of[key].label} and to {spec.label}")
-    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in spec_of})
-    spelled = set(map(str, spec_of))
+    id_types: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in spec_of})
+    # JSON turns ids into text
+    ids_as_text = set(map(str, spec_of))
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in spec_of:
             state[spec_of[key].param] = _read_param_state(spec_of[key], entry)
-        elif isinstance(key, kinds) or key in spelled:
+        elif isinstance(key, id_types) or key in ids_as_text:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
             # state that belongs to no parameter
@@ -256,9 +258,9 @@ def _read_param_state(spec: StateSpec, saved: Any) -> dict[Any, Any]:
 def _read_entry(spec: StateSpec, name: Any, value: Any) -> Any:
     param, options = spec.param, spec.options
     if name == "step":
-        # without values there is no count, see `StateSpec.state_for_step`
-        unknown = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
-        count = 1.0 if unknown else steps_of(value)
+        # as on the meta device, see `StateSpec.state_for_step`
+        has_no_value = isinstance(value, Tensor) and not is_addressable(value) and not is_addressable(local(param))
+        count = 1.0 if has_no_value else steps_of(value)
         return torch.tensor(count, dtype=torch.float32, device=param.device if spec.counts_on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA, RADIUS):
         return _copy_foreign(param, value)

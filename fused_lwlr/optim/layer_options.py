@@ -37,8 +37,8 @@ class LayerOptions:
     corrected_decay: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in NAMES:
-            if (value := getattr(self, name)) is None:
+        for name, value in list(vars(self).items()):
+            if value is None:
                 continue
             check_option(name, value, "a layer")
             if name != "corrected_decay":
@@ -48,7 +48,7 @@ class LayerOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ: name -> number, list or bool, as JSON has them."""
-        given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
         return {name: list(value) if name == "betas" else value for name, value in given.items()}
 
     def updated(self, other: "LayerOptions") -> "LayerOptions":
@@ -96,20 +96,20 @@ GROUP_OPTIONS = LayerOptions()
 """The options of a layer that has its group's options."""
 
 
-def slices_of(group: dict[str, Any], at: int) -> Slices:
+def slices_of(group: dict[str, Any], index: int) -> Slices:
     """Returns the slices of the parameter at a position of a group."""
-    entry: Slices = (Slice(0, None, GROUP_OPTIONS),) if group.get("layers") is None else group["layers"][at]
+    entry: Slices = (Slice(0, None, GROUP_OPTIONS),) if group.get("layers") is None else group["layers"][index]
     return entry
 
 
 def eta_of(entry: Slices, start: int, stop: int | None) -> float | None:
     """Returns η of a slice of a parameter, or of the whole parameter; None if its elements have several."""
-    found = {
-        options.eta
-        for first, last, options in entry
-        if last is None or stop is None or (first < stop and start < last)
-    }  # fmt: skip
-    return found.pop() if len(found) == 1 else None
+    etas = set()
+    for first, last, options in entry:
+        # one of them is the whole parameter, or they overlap
+        if last is None or stop is None or (first < stop and start < last):
+            etas.add(options.eta)
+    return etas.pop() if len(etas) == 1 else None
 
 
 def labels_of(groups: Groups) -> list[list[str]]:
@@ -121,7 +121,8 @@ def labels_of(groups: Groups) -> list[list[str]]:
     counts = Counter(name for group in groups for name in group.get("param_names", ()))
     labels = []
     for index, group in enumerate(groups):
-        names = group.get("param_names", range(len(group["params"])))[: len(group["params"])]
+        count = len(group["params"])
+        names = group.get("param_names", range(count))[:count]
         labels.append([name if counts[name] == 1 else f"{index}.{name}" for name in names])
     return labels
 
@@ -131,15 +132,16 @@ def options_by_layer(groups: Groups) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for group, labels in zip(groups, labels_of(groups), strict=True):
         shared: dict[str, Any] = {name: group[name] for name in ("betas", "eps") if name in group}
-        for at, label in enumerate(labels):
-            for layer in slices_of(group, at):
-                options = layer.options
-                factor, per_lr = options.decay_factors(group)
+        lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+        for index, label in enumerate(labels):
+            for layer in slices_of(group, index):
+                own = {name: value for name, value in vars(layer.options).items() if value is not None}
+                factor, per_lr = layer.options.decay_factors(group)
                 found[layer.label(label)] = {
                     **shared,
-                    **{name: value for name in NAMES if (value := getattr(options, name)) is not None},
-                    "lr": float(group["lr"]) * options.eta,
-                    "weight_decay": float(group["weight_decay"]) * (factor + per_lr * float(group["lr"])),
+                    **own,
+                    "lr": lr * layer.options.eta,
+                    "weight_decay": weight_decay * (factor + per_lr * lr),
                 }
     return found
 

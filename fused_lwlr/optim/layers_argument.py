@@ -44,22 +44,23 @@ def resolve(given: Any, groups: Groups) -> list[tuple[Slices, ...]]:
             raise ValueError(f"layers= has the key {key!r:.80}, but keys are names or patterns of names")
         options = options_of(value, key, groups)
         pattern, start, stop = (key, 0, None) if key in ranges else split_name(key)
-        if stop is None and key not in ranges and key.endswith("]") and ":" in key.rpartition("[")[2]:
+        looks_like_slice = key.endswith("]") and ":" in key.rpartition("[")[2]
+        if looks_like_slice and stop is None and key not in ranges:
             raise ValueError(f"layers= has {key!r}, but a slice needs both ends, counted from 0, such as [0:2]")
         for name in find(pattern, ranges, "layers=", "parameter of this optimizer"):
-            options_in = ranges[name]
+            options_at = ranges[name]
             # a key without a slice updates the ranges of earlier keys, too
-            for bounds in list(options_in) if stop is None else [(start, stop)]:
+            for bounds in list(options_at) if stop is None else [(start, stop)]:
                 # a new range starts with the options of the rest
-                options_in[bounds] = options_in.get(bounds, options_in[None]).updated(options)
-    slices = {name: sorted(Slice(*cut, part) for cut, part in found.items() if cut) for name, found in ranges.items()}
-    return [
-        tuple(
-            _entry(name, param, slices[name], ranges[name][None])
-            for name, param in zip(group["param_names"], group["params"], strict=True)
-        )
-        for group in groups
-    ]
+                options_at[bounds] = options_at.get(bounds, options_at[None]).updated(options)
+    entries = []
+    for group in groups:
+        entries_of_group = []
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            slices = sorted(Slice(*bounds, options) for bounds, options in ranges[name].items() if bounds is not None)
+            entries_of_group.append(_entry(name, param, slices, rest=ranges[name][None]))
+        entries.append(tuple(entries_of_group))
+    return entries
 
 
 def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> tuple[Slices, ...] | None:
@@ -75,16 +76,16 @@ def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> tupl
     params = group["params"]
     if isinstance(given, str):
         return from_text(group, labels, given, range(len(params)))
-    mappings = isinstance(given, (list, tuple)) and any(map(_has_names, given))
-    if isinstance(given, Mapping) or mappings:
+    has_mappings = isinstance(given, (list, tuple)) and any(map(_has_names, given))
+    if isinstance(given, Mapping) or has_mappings:
         return resolve(given, [group])[0]
     if isinstance(given, (list, tuple)) and len(given) == len(params):
-        return tuple(
-            _entry(name, param, [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in entry])
-            if _is_slices(entry)
-            else (Slice(0, None, options_of(entry, name, [group])),)
-            for name, param, entry in zip(labels, params, given, strict=True)
-        )
+        entries = []
+        for name, param, item in zip(labels, params, given, strict=True):
+            parts = item if _is_slices(item) else [(0, None, item)]
+            slices = [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in parts]
+            entries.append(_entry(name, param, slices))
+        return tuple(entries)
     raise ValueError(f"'layers' of a param group must be None or have {len(params)} entries, not {given!r:.80}")
 
 
@@ -137,11 +138,9 @@ def _has_names(value: Any) -> bool:
 
 def _is_slices(entry: Any) -> bool:
     """Returns whether an entry lists (start, stop, value)."""
-    return (
-        isinstance(entry, (list, tuple))
-        and bool(entry)
-        and all(isinstance(part, (list, tuple)) and len(part) == 3 for part in entry)
-    )
+    if not isinstance(entry, (list, tuple)) or not entry:
+        return False
+    return all(isinstance(part, (list, tuple)) and len(part) == 3 for part in entry)
 
 
 def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) -> Slices:
@@ -150,8 +149,9 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) 
         return (Slice(0, None, rest),)
     if len(slices) == 1 and slices[0].stop is None:
         return (slices[0]._replace(start=0),)
-    size, end = param.shape[0] if param.dim() else 0, 0
-    found: list[Any] = []
+    size = param.shape[0] if param.dim() else 0
+    end = 0
+    parts: list[Any] = []
     for start, stop, options in slices:
         where = f"the slice {start}:{stop} of {name!r}"
         if not (type(start) is type(stop) is int and start < stop):
@@ -160,9 +160,11 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) 
             raise ValueError(f"{where} leaves its first dimension of {size}")
         if start < end:
             raise ValueError(f"{where} overlaps the slice before it, which ends at {end}")
-        found += [Slice(end, start, rest), Slice(start, stop, options)]
+        parts += [Slice(end, start, rest), Slice(start, stop, options)]
         end = stop
-    found = [part for part in (*found, Slice(end, size, rest)) if part.start < part.stop]
+    parts.append(Slice(end, size, rest))
+    # without the empty gaps
+    found = [part for part in parts if part.start < part.stop]
     for start, stop, options in found:
         if options is None:
             raise ValueError(f"the slices of {name!r} must cover its first dimension, but {start}:{stop} is left")

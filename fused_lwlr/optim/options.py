@@ -205,10 +205,10 @@ class StepOptions:
         """Returns whether the state has the master weight of a parameter."""
         return self.master_weights and param.dtype in HALF
 
-    def scales(self, group: dict[str, Any], at: int) -> bool:
+    def scales(self, group: dict[str, Any], index: int) -> bool:
         """Returns whether the scaling acts on the parameter at a position of a group."""
-        name = group["param_names"][at] if "param_names" in group else None
-        return self.scaling is not None and self.scaling.selects(name, group["params"][at])
+        name = group["param_names"][index] if "param_names" in group else None
+        return self.scaling is not None and self.scaling.selects(name, group["params"][index])
 
     def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
         """Returns the dtype of an entry of a parameter's state; not of step counts, which are float32."""
@@ -216,7 +216,7 @@ class StepOptions:
             return torch.float32
         if name == EMA:
             return average_dtype(param)
-        # double precision and complex parameters always have state of their own dtype
+        # double precision and complex parameters have state of the same dtype
         if self.state_dtype is None or param.is_complex() or param.dtype == torch.float64:
             return param.dtype
         return self.state_dtype
