@@ -81,9 +81,9 @@ class StepInBackward(Handle):
     def end_step(self) -> tuple[StepPlan, ...]:
         """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
         check_final(self.called, self._optimizer)
-        left = [param for param in self._params() if param.grad is not None]
-        if left:
-            self._step_bucket(left)
+        last_bucket = [param for param in self._params() if param.grad is not None]
+        if last_bucket:
+            self._step_bucket(last_bucket)
         self._bucket, self._bytes = [], 0
         self._wait()
         plans, self._plans = tuple(self._plans), []
@@ -172,10 +172,12 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
     devices = sorted({str(param.device) for param in params})
     if len(devices) > 1:
         raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")
-    if find_overlap([local(param) for param in {id(param): param for param in params}.values()]) is not None:
+    # a parameter may be in its group twice
+    local_parts = {id(param): local(param) for param in params}
+    if find_overlap(list(local_parts.values())) is not None:
         raise ValueError("parameters share memory: one would be changed while backward() needs another; clone() them")
     sharded: list[Any] = list(filter(is_distributed, params))
-    offloaded = any(local(param).device.type == "cpu" != param.device_mesh.device_type for param in sharded)
+    offloaded = any(local(param).is_cpu and param.device_mesh.device_type != "cpu" for param in sharded)
     if offloaded and torch.__version__ < "2.13":
         raise RuntimeError(
             f"{called} with CPUOffloadPolicy needs torch 2.13, since older versions run hooks before gradients have "

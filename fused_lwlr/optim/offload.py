@@ -22,11 +22,12 @@ class CPUOffload(StepInBackward):
 
     def __init__(self, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int):
         params = params_of(optimizer)
+        # parameter of the model -> its copy on the CPU, which the optimizer steps
         self._copies: dict[Any, Tensor] = {}
         for param in params:
             copy = torch.empty_like(param, device="cpu", pin_memory=param.device.type != "cpu", requires_grad=False)
             self._copies[param] = nn.Parameter(copy.copy_(param.detach()), requires_grad=param.requires_grad)
-        self._sources: dict[Any, Tensor] = {copy: param for param, copy in self._copies.items()}
+        self._param_of_copy: dict[Any, Tensor] = {copy: param for param, copy in self._copies.items()}
         # a weight with another version was changed by the user since it was copied
         self._versions: dict[Any, int] = {param: param._version for param in params}
         self._stream = CopyStream(params[0].device)
@@ -43,10 +44,10 @@ class CPUOffload(StepInBackward):
         self._wait()
         if self._hooks is not None:
             super().remove()
-            replace_parameters(self._optimizer, self._sources)
+            replace_parameters(self._optimizer, self._param_of_copy)
 
     def reset(self) -> None:
-        self._finish()
+        self._wait_for_jobs()
         self._jobs = []
         super().reset()
         for param in self._params():
@@ -57,7 +58,8 @@ class CPUOffload(StepInBackward):
         wait(self._jobs)
         self._stream.wait_for_device()
         self._stream.copy(self._changed(self._copies))
-        self._stream.record()()
+        wait_for_copies = self._stream.record()
+        wait_for_copies()
 
     def push_weights(self) -> None:
         self._stream.wait_for_device()
@@ -71,7 +73,7 @@ class CPUOffload(StepInBackward):
         )
 
     def _params(self) -> list[Tensor]:
-        return [self._sources.get(param, param) for param in super()._params()]
+        return [self._param_of_copy.get(param, param) for param in super()._params()]
 
     def _step_bucket(self, params: list[Tensor]) -> None:
         for param in params:
@@ -81,27 +83,27 @@ class CPUOffload(StepInBackward):
         grads = [torch.empty_like(grad, device="cpu", pin_memory=grad.device.type != "cpu") for grad in device_grads]
         self._stream.wait_for_device()
         self._stream.copy([*self._changed(params), *zip(grads, device_grads, strict=True)])
-        arrived = self._stream.record()
+        wait_for_copies = self._stream.record()
         self._versions.update((param, param._version) for param in params)
         for param in params:
             param.grad = None
-        self._jobs.append(self._thread.submit(self._step_copies, params, grads, arrived))
+        self._jobs.append(self._thread.submit(self._step_copies, params, grads, wait_for_copies))
 
-    def _finish(self) -> None:
+    def _wait_for_jobs(self) -> None:
         """Waits for full buckets, and lets the device wait for the copies of their weights."""
         wait(self._jobs)
         self._stream.make_device_wait()
 
     def _wait(self) -> None:
         # Ctrl-C may end the wait: then the jobs stay known
-        self._finish()
+        self._wait_for_jobs()
         jobs, self._jobs = self._jobs, []
         for job in jobs:
             job.result()
 
-    def _step_copies(self, params: list[Tensor], grads: list[Tensor], arrived: Any) -> None:
+    def _step_copies(self, params: list[Tensor], grads: list[Tensor], wait_for_grads: Callable[[], None]) -> None:
         """Steps the copies of parameters, and starts to send them. The second thread runs this."""
-        arrived()
+        wait_for_grads()
         copies = [self._copies[param] for param in params]
         for copy, grad in zip(copies, grads, strict=True):
             # older versions of torch have no `grad_dtype`
@@ -113,7 +115,7 @@ class CPUOffload(StepInBackward):
         self._send([param for param in params if param._version == self._versions[param]])
 
     def _changed(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Returns the weights that were changed since the last copy: each as the copy and the parameter."""
+        """Returns the weights that the user has changed since the last copy, as pairs for `CopyStream.copy`."""
         return [(self._copies[param], param) for param in params if param._version != self._versions[param]]
 
     def _send(self, params: Iterable[Tensor]) -> None:
@@ -153,19 +155,20 @@ class CopyStream:
         self._module.current_stream(self._device).wait_stream(self._stream)
 
 
-def replace_parameters(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
-    """Replaces parameters of an optimizer by others of the same shapes, with state on the device of these."""
+def replace_parameters(optimizer: FusedOptimizer, new_params: dict[Any, Tensor]) -> None:
+    """Replaces parameters of an optimizer by new ones of the same shapes, and moves their state to the new device."""
     state: dict[Any, Any] = {}
     for key, entries in optimizer.state.items():
-        if key in others:
+        new_key = new_params.get(key, key)
+        state[new_key] = entries
+        if key in new_params:
             # counts of the host stay there
-            entries = {
-                name: value.to(others[key].device) if isinstance(value, Tensor) and name != "step" else value
+            state[new_key] = {
+                name: value.to(new_key.device) if isinstance(value, Tensor) and name != "step" else value
                 for name, value in entries.items()
             }
-        state[others.get(key, key)] = entries
     for group in optimizer.param_groups:
-        group["params"] = [others.get(param, param) for param in group["params"]]
+        group["params"] = [new_params.get(param, param) for param in group["params"]]
     optimizer.state.clear()
     optimizer.state.update(state)
 

@@ -175,7 +175,7 @@ def test_accumulation(take, size, device):
     model(x).sum().backward()
     if take is offload_to_cpu:
         # torch refuses a backward pass itself if weights arrive from the other thread after its forward pass
-        handle._finish()
+        handle._wait_for_jobs()
     message = rf"parameter '.*' has a second gradient before optimizer\.step\(\): with {take.__name__}\(\)"
     with pytest.raises(RuntimeError, match=message):
         model(x).sum().backward()
