@@ -13,7 +13,7 @@ from fused_lwlr.kernels.tensors import DOUBLE
 
 Backend = Literal["auto", "triton", "torch"]
 WORTH_A_WARNING = 1_000_000
-"""Elements of tensors from which on the reference is so slow that it warns."""
+"""The number of elements from which on `pick` warns that the reference is slow."""
 
 
 def pick(
@@ -35,9 +35,8 @@ def pick(
     """
     if backend not in get_args(Backend):
         raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
-    if backend == "torch" or (
-        backend == "auto" and (device.type not in ("cuda", "cpu") or dtype in DOUBLE or not addressable)
-    ):
+    needs_reference = device.type not in ("cuda", "cpu") or dtype in DOUBLE or not addressable
+    if backend == "torch" or (backend == "auto" and needs_reference):
         return reference
     problem = _problem_on_cpu() if device.type == "cpu" else None
     if backend == "auto" and problem is not None:
@@ -74,7 +73,9 @@ def describe(device: torch.device) -> str:
         return str(error)
     if module is not reference:
         return "triton"
-    reason = (_problem_on_cpu() or "Triton's interpreter is slower") if device.type == "cpu" else "no kernels for it"
+    reason = "no kernels for it"
+    if device.type == "cpu":
+        reason = _problem_on_cpu() or "Triton's interpreter is slower"
     return f"torch, since {reason}"
 
 

@@ -13,10 +13,7 @@ from fused_lwlr.kernels.tensors import PLAIN, addresses_of
 
 
 def is_addressable(tensor: Tensor) -> bool:
-    """Returns whether a kernel can read and write a tensor through its data pointer. An empty tensor needs none.
-
-    False for a tensor without its own memory, see `addresses_of`.
-    """
+    """Returns whether kernels can access a tensor by its data pointer; an empty one needs none. See `addresses_of`."""
     return None not in addresses_of((tensor,))
 
 
@@ -48,34 +45,34 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
             continue
         if _overlaps_itself(tensor):
             return i, i
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        spans.append((start, start + (last + 1) * tensor.element_size(), i))
+        last_offset = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((start, start + (last_offset + 1) * tensor.element_size(), i))
     # sorted by start, a tensor can only overlap tensors that begin before it and have not ended yet
     spans.sort()
-    begun: list[tuple[int, int]] = []
+    not_ended: list[tuple[int, int]] = []
     outline = cache(lambda i: _outline(tensors[i]))
     for start, stop, i in spans:
-        begun = [(end, j) for end, j in begun if end > start]
-        for _, j in begun:
+        not_ended = [(end, j) for end, j in not_ended if end > start]
+        for _, j in not_ended:
             # spans may interleave, as for columns of a matrix
             if np.shares_memory(outline(i), outline(j)):
                 return j, i
-        begun.append((stop, i))
+        not_ended.append((stop, i))
     return None
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
     if tensor.is_contiguous():
         return False
-    reach = 0
     dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    # usually every stride is larger than the largest offset that the smaller strides reach together
+    is_nested, reach = True, 0
     for stride, size in dims:
-        if stride <= reach:
-            break
+        is_nested = is_nested and stride > reach
         reach += stride * (size - 1)
-    else:
+    if is_nested:
         return False
-    # the strides are not enough, so compare the offsets of all elements
+    # otherwise compare the offsets of all elements
     offsets: Any = np.zeros((), dtype=np.int64)
     for stride, size in dims:
         offsets = np.add.outer(offsets, stride * np.arange(size))

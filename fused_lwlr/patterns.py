@@ -95,14 +95,14 @@ def find(pattern: str, known: Collection[str], argument: str, kind: str) -> list
     Raises:
         ValueError: no name matches. The message names the argument with the pattern, and the kind of known names.
     """
-    # a name before a pattern: names with brackets are patterns of other names, and there may be thousands
+    # a known name is not read as a pattern, in which its brackets would mean a set of characters; it is faster, too
     found = [pattern] if pattern in known else [name for name in known if matches(name, [pattern])]
     if not found:
         wider = [each for each in (f"{pattern}.*", f"*.{pattern}") if any(matches(name, [each]) for name in known)]
-        close = [*wider, *difflib.get_close_matches(pattern, known, n=1)]
-        hint = (
-            f"; did you mean {close[0]!r}?" if close else f"; names are such as {', '.join(map(repr, list(known)[:3]))}"
-        )
+        suggestions = [*wider, *difflib.get_close_matches(pattern, known, n=1)]
+        hint = f"; names are such as {', '.join(map(repr, list(known)[:3]))}"
+        if suggestions:
+            hint = f"; did you mean {suggestions[0]!r}?"
         raise ValueError(f"{argument} has {pattern!r}: it is not a {kind}{hint}")
     return found
 

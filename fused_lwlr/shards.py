@@ -4,6 +4,7 @@ A sharded parameter is a DTensor. `torch.distributed.fsdp.fully_shard` and tenso
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,9 @@ def is_distributed(tensor: Tensor) -> bool:
     return type(tensor) not in PLAIN and hasattr(tensor, "_local_tensor")
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(model: nn.Module | None) -> None:
     """Give modules under `fully_shard` their shards as parameters again, if a forward pass left them whole."""
-    if "torch.distributed.fsdp" not in sys.modules:
+    if model is None or "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed.fsdp import FSDPModule
 
@@ -45,16 +46,17 @@ def local_row(row: Row, tensor: Tensor) -> Row:
         return row
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    placements: Any = tensor.placements  # type: ignore[attr-defined]
+    sharded: Any = tensor
+    placements = sharded.placements
     if sum(placement.is_shard(0) for placement in placements) > 1:
         raise ValueError(
             f"layers= of slices need a first dimension that is sharded at most once, but this is {placements}: "
             "give one entry for the whole parameter"
         )
-    (size, *_), (offset, *_) = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, placements  # type: ignore[attr-defined]
-    )  # fmt: skip
-    start, stop = (min(max(end - offset, 0), size) for end in (row.start, row.stop))
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, sharded.device_mesh, placements)
+    # 2:6, where this process has the 4 rows from 4 on, is 0:2 of its part
+    start = min(max(row.start - offsets[0], 0), shape[0])
+    stop = min(max(row.stop - offsets[0], 0), shape[0])
     return row._replace(start=start, stop=stop)
 
 
@@ -65,25 +67,23 @@ class ShardReducer:
     `fully_shard` there is one. All processes must have the same rows in the same order.
 
     Args:
-        held: for each row, its tensor and its local part.
+        rows: for each row, its tensor and its local part.
         device: of the sums.
     """
 
-    def __init__(self, held: Sequence[tuple[Tensor, Row]], device: torch.device):
-        tensors = [tensor for tensor, _ in held]
+    def __init__(self, rows: Sequence[tuple[Any, Row]], device: torch.device):
         # mesh and dimension -> for each row, whether it is sharded along this dimension
-        is_sharded: dict[tuple[Any, int], list[bool]] = {}
-        for i, tensor in enumerate(tensors):
+        is_sharded: defaultdict[tuple[Any, int], list[bool]] = defaultdict(lambda: [False] * len(rows))
+        for i, (tensor, _) in enumerate(rows):
             for dim, placement in enumerate(getattr(tensor, "placements", ())):
                 if not placement.is_replicate():
-                    mesh = tensor.device_mesh  # type: ignore[attr-defined]
-                    is_sharded.setdefault((mesh, dim), [False] * len(tensors))[i] = True
-        empty = [row.start == row.stop or local(tensor).numel() == 0 for tensor, row in held]
+                    is_sharded[tensor.device_mesh, dim][i] = True
+        empty = [row.start == row.stop or local(tensor).numel() == 0 for tensor, row in rows]
         self._empty = torch.tensor(empty, device=device)[:, None] if any(empty) else None
-        # rows that are not sharded along a dimension keep their values; None if there are no such rows
+        # process group and sharded rows of each dimension; None for all rows. Other rows keep their values
         self._dimensions = [
-            (mesh.get_group(dim), None if all(rows) else torch.tensor(rows, device=device)[:, None])
-            for (mesh, dim), rows in is_sharded.items()
+            (mesh.get_group(dim), None if all(sharded) else torch.tensor(sharded, device=device)[:, None])
+            for (mesh, dim), sharded in is_sharded.items()
         ]
 
     def reduce(self, values: Tensor, *, largest: bool = False) -> Tensor:
@@ -91,14 +91,14 @@ class ShardReducer:
         operation = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
         # an empty row adds nothing, so ignore its values
         values = values.clone() if self._empty is None else torch.where(self._empty, 0.0, values)
-        for group, rows in self._dimensions:
-            total = values if rows is None else torch.where(rows, values, 0.0)
+        for group, sharded in self._dimensions:
+            total = values if sharded is None else torch.where(sharded, values, 0.0)
             torch.distributed.all_reduce(total, op=operation, group=group)
-            values = total if rows is None else torch.where(rows, total, values)
+            values = total if sharded is None else torch.where(sharded, total, values)
         return values
 
 
-def shard_reducer_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> ShardReducer | None:
+def shard_reducer_of(rows: Sequence[tuple[Tensor, Row]], device: torch.device) -> ShardReducer | None:
     """The `ShardReducer` for these rows, or None if no row is sharded."""
-    reducer = ShardReducer(held, device)
+    reducer = ShardReducer(rows, device)
     return reducer if reducer._dimensions else None

@@ -49,9 +49,10 @@ class Columns:
         """Returns the lines of a table of all layers, from the result of `to_dict`."""
         width = max(map(len, self.names), default=5)
         lines = [f"{'layer':{width}}" + "".join(f"  {title:>11}" for title in titles)]
+        counts = ("numel", "nonfinite")
         for layer, row in rows.items():
-            formats = {name: "11,.0f" if name in ("numel", "nonfinite") else "11.3e" for name in row}
-            lines.append(f"{layer:{width}}" + "".join(f"  {row[name]:{form}}" for name, form in formats.items()))
+            cells = [f"{value:11,.0f}" if name in counts else f"{value:11.3e}" for name, value in row.items()]
+            lines.append("  ".join([f"{layer:{width}}", *cells]))
         return lines
 
 
@@ -114,9 +115,8 @@ class StepStatistics(Columns):
     @property
     def cosine(self) -> Tensor:
         """The cosine of w and the direction d, with decay, of each layer: float64 [layers]; NaN as `update_ratio`."""
-        return self._of_retraction("direction_dot") / (
-            self.weight_norm * self._of_retraction("direction_sq_sum").sqrt()
-        )
+        direction_norm = self._of_retraction("direction_sq_sum").sqrt()
+        return self._of_retraction("direction_dot") / (self.weight_norm * direction_norm)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Returns layer name -> statistic -> number, with one transfer from the device.

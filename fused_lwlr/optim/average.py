@@ -48,14 +48,12 @@ def exchanged(pairs: Sequence[tuple[Tensor, Tensor]], model: nn.Module | None) -
     """Replaces parameters by their averages within the context, see `FusedOptimizer.averaged`."""
     params = [param for param, _ in pairs]
     trained = [local(param).detach().clone() for param in params]
-    if model is not None:
-        reshard(model)
+    reshard(model)
     try:
         _put(params, [local(average) for _, average in pairs])
         yield
     finally:
-        if model is not None:
-            reshard(model)
+        reshard(model)
         # a second Ctrl-C must not end this in the middle
         with uninterrupted():
             _put(params, trained)
