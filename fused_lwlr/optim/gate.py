@@ -70,10 +70,8 @@ def loss_scale_gates(launches: Sequence[LaunchPlan], loss_scale: Gate | None) ->
     def send(value: Tensor | None, device: torch.device) -> Tensor | None:
         return None if value is None else value.to(device, torch.float32, non_blocking=True)
 
-    return [
-        Gate(grad_scale=send(scaler.grad_scale, launch.device), found_inf=send(scaler.found_inf, launch.device))
-        for launch in launches
-    ]
+    devices = [launch.device for launch in launches]
+    return [Gate(grad_scale=send(scaler.grad_scale, at), found_inf=send(scaler.found_inf, at)) for at in devices]
 
 
 def factors_and_gates(
@@ -98,15 +96,14 @@ def factors_and_gates(
         return [(formula, gate) for gate in loss_scale_gates(launches, loss_scale)], None
     scale_gates = loss_scale_gates(launches, loss_scale)
     clips = options.clip_global_norm is not None
-    rescales = options.rescale_weights is not False
     target: FactorTarget = "gradient" if formula is None else formula.target
     # the sums of a clipped direction need the norm of all gradients first
     needs_second_pass = target == "direction" and clips
     if reducer is None:
         sums = [
             launch.backend.statistics(
-                launch.table, grad=options.skips or clips, weight=rescales or options.balances,
-                grad_scale=gate.grad_scale,
+                launch.table, grad=options.skips or clips,
+                weight=options.balances or options.rescale_weights is not False, grad_scale=gate.grad_scale,
             )
             for launch, gate in zip(launches, scale_gates, strict=True)
         ]  # fmt: skip

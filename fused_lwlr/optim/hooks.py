@@ -20,13 +20,13 @@ def hooked(step: Step) -> Step:
     A compiled training loop breaks its graph here: tables of addresses must not be traced. If the step raises, the
     scale of a `GradScaler` is removed, so that later steps without one do not use it.
     """
-    full = torch.optim.Optimizer.profile_hook_step(step)
+    step_with_hooks = torch.optim.Optimizer.profile_hook_step(step)
 
     @untraced
     @wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # True for this `step`, also in a wrapper by functools.wraps. If a subclass overrides `step`, torch's runs hooks
-        watched = getattr(type(self).step, "runs_hooks", False) and (
+        # a `step` of a subclass has no `runs_hooks`: torch has wrapped it, and runs the hooks there
+        needs_hooks = getattr(type(self).step, "runs_hooks", False) and (
             _profiler_enabled()
             or self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
@@ -34,7 +34,7 @@ def hooked(step: Step) -> Step:
             or torch_optimizer._global_optimizer_post_hooks
         )
         try:
-            return (full if watched else step)(self, *args, **kwargs)
+            return (step_with_hooks if needs_hooks else step)(self, *args, **kwargs)
         except BaseException:
             # GradScaler deletes them only after a step that did not raise
             for name in ("grad_scale", "found_inf"):

@@ -16,8 +16,7 @@ from fused_lwlr.optim.options import StepOptions
 def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
     """Returns the hyper row of the next step. Raises ValueError for a number above `largest`."""
     lr, weight_decay, ema = group["lr"], group["weight_decay"], group[EMA]
-    keeps_tensor = isinstance(lr, Tensor) and not options.lr_in_momentum
-    lr = _number_of_group(lr, group) if keeps_tensor else float(lr)
+    lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
     weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     decay_factor, decay_per_lr = layer.decay_factors(group)
     rule_options = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}

@@ -69,9 +69,7 @@ class LaunchPlan:
         """Takes the gradients of the next step. Returns False if a parameter has moved, or a gradient does not fit."""
         params = self.params
         # `map` runs no Python code for each tensor, but a tensor that is only rescaled hides its gradient
-        grads: list[Any] = (
-            [member.grad for member in self.members] if self._some_only_rescaled else list(map(GRAD, params))
-        )
+        grads: Any = [member.grad for member in self.members] if self._some_only_rescaled else list(map(GRAD, params))
         if self.distributed:
             if not all(grad is None or same_placement(grad, param) for param, grad in zip(params, grads, strict=True)):
                 return False
@@ -121,9 +119,7 @@ class LaunchPlan:
 
 def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[Any]]:
     """Returns parameters, gradients and state of members as the columns of a table, in local parts."""
-    columns = {
-        "param": [local(member.param) for member in members], "grad": [local(member.grad) for member in members],
-    }  # fmt: skip
+    columns = {"param": [local(member.param) for member in members], "grad": [local(member.grad) for member in members]}
     for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
         column = [local(member.state.get(name)) for member in members]
         if any(entry is not None for entry in column):

@@ -29,14 +29,15 @@ def last_statistics(options: StepOptions, plans: Sequence[StepPlan] | None) -> S
             "step_in_backward(), or it raised an error: call it first"
         )
     # a launch plan without any gradient has the statistics of an earlier step
-    launch_plans = [each for plan in plans for each in plan.launch_plans if each.has_gradients]
-    if not launch_plans:
+    launches = [launch for plan in plans for launch in plan.launch_plans if launch.has_gradients]
+    if not launches:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(plan.options.scaling != scaling for plan in plans):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
-    rows = [row for each in launch_plans for row in each.table.rows]
-    has_values = np.concatenate([each.table.stepped for each in launch_plans])
-    order = sorted(np.flatnonzero(has_values).tolist(), key=lambda i: rows[i].layer_index)
-    values = joined([each.statistics for each in launch_plans])  # type: ignore[misc]
+    rows = [row for launch in launches for row in launch.table.rows]
+    stepped = np.concatenate([launch.table.stepped for launch in launches])
+    # in the order of the parameters
+    order = sorted(np.flatnonzero(stepped).tolist(), key=lambda i: rows[i].layer_index)
+    values = joined([launch.statistics for launch in launches])  # type: ignore[misc]
     index = to_device(torch.tensor(order, device="cpu"), values.device)
     return StepStatistics(tuple(rows[i].label for i in order), tuple(rows[i].scaled for i in order), values[index])

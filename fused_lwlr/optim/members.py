@@ -182,8 +182,8 @@ def check_memory(members: Sequence[Member]) -> bool:
         for name, tensor in (("", member.param), *member.state.items())
     ]
     tensors = [tensor for *_, tensor in writable]
-    frozen = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
-    if all_addressable(tensors) and not frozen and find_overlap(tensors) is None:
+    has_inference_tensor = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
+    if all_addressable(tensors) and not has_inference_tensor and find_overlap(tensors) is None:
         # only `check_gradients` of a new plan refuses a parameter that is in its group twice
         has_duplicates = len(member_of) < len(members)
         return not has_duplicates

@@ -27,13 +27,9 @@ MEASURING = {
 
 
 def sums_over_processes(
-    options: StepOptions,
-    launches: Sequence[LaunchPlan],
-    hyper: Sequence[Hyper],
-    target: FactorTarget,
-    gates: Sequence[Gate],
-    reducer: ShardReducer,
-) -> list[Tensor]:
+    options: StepOptions, launches: Sequence[LaunchPlan], hyper: Sequence[Hyper], target: FactorTarget,
+    gates: Sequence[Gate], reducer: ShardReducer,
+) -> list[Tensor]:  # fmt: skip
     """Returns for each launch the statistics of every row for factors of this target, over all processes.
 
     A row has zeros if it has no gradient and does not count for the largest norm.

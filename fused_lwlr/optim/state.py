@@ -100,7 +100,10 @@ class StateSpec:
     def is_complete(self, state: Mapping[str, Any]) -> bool:
         """Returns whether the state is complete, and the first step was not skipped."""
         needs_count = self.counts_on_device or self.options.rule.counts_steps
-        if self._first_was_skipped(state) or (needs_count and "step" not in state):
+        if needs_count and "step" not in state:
+            return False
+        if "step" in state and not self.counts_on_device and self._checked_number(state["step"]) == 0:
+            # an earlier step on the device was the first, and was skipped
             return False
         return not any(self.mismatch(name, state.get(name)) for name in self.entry_names)
 
@@ -133,10 +136,6 @@ class StateSpec:
         # a count has no dimension, which slices of the parameter would cut, and no lazy sign
         entries["step"] = count.resolve_neg().reshape(())
         return entries, 1.0
-
-    def _first_was_skipped(self, state: Mapping[str, Any]) -> bool:
-        """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
-        return not self.counts_on_device and "step" in state and self._checked_number(state["step"]) == 0
 
     def _stored_count(self, state: Mapping[str, Any]) -> Any:
         """Returns the step count in the state.

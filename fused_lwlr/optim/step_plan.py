@@ -171,19 +171,17 @@ class StepPlan:
                 layers if is_complete else "incomplete",
             ))  # fmt: skip
         try:
-            if bucket is None:
-                # parameters too, because two of them may exchange their state. It is not looked up by parameter: each
-                # look-up would call `Tensor.__hash__`, which is Python code
-                state_ids = list(map(id, [*states, *chain.from_iterable(map(dict.values, states.values()))]))
-            else:
-                states_of_bucket = [states.get(param, {}) for param in self._params]
-                state_ids = list(map(id, chain.from_iterable(map(dict.values, states_of_bucket))))
+            # all states are not looked up by parameter, which would call `Tensor.__hash__`, Python code, for each
+            state_dicts = states.values() if bucket is None else [states.get(param, {}) for param in self._params]
+            entry_ids = list(map(id, chain.from_iterable(map(dict.values, state_dicts))))
+            # two parameters may exchange their states
+            owner_ids = list(map(id, states)) if bucket is None else []
             tensors = map(local, self._state_tensors) if self._distributed else self._state_tensors
             addresses = list(map(POINTER, tensors))
         except (RuntimeError, TypeError):
             return None
         bucket_ids = None if bucket is None else set(map(id, bucket))
-        return bucket_ids, rescaled, group_values, state_ids, addresses
+        return bucket_ids, rescaled, group_values, owner_ids, entry_ids, addresses
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
@@ -197,7 +195,7 @@ class StepPlan:
             # without any gradient nothing is rescaled
             return
         for launch in self.launch_plans:
-            # all processes must take part in sums, also without a gradient
+            # every process takes part in the sums, even without a gradient
             if launch.has_gradients or launch.table.rescales or self._reducer is not None:
                 self._launches.append(launch)
 

@@ -26,14 +26,17 @@ def uninterrupted() -> Iterator[None]:
         # Python runs handlers in the main thread only
         yield
         return
-    found = zip(SIGNALS, map(getsignal, SIGNALS), strict=True)
-    handlers: dict[int, Any] = {number: handler for number, handler in found if callable(handler)}
+    installed = zip(SIGNALS, map(getsignal, SIGNALS), strict=True)
+    handlers: dict[int, Any] = {number: handler for number, handler in installed if callable(handler)}
     pending: list[int] = []
     postponing = True
 
     def postpone(number: int, frame: Any) -> None:
-        # it stays installed if a handler raises while handlers are restored
-        pending.append(number) if postponing else handlers[number](number, frame)
+        if postponing:
+            pending.append(number)
+        else:
+            # still installed, because a handler raised while handlers were restored
+            handlers[number](number, frame)
 
     try:
         for number in handlers:

@@ -96,7 +96,7 @@ def warn_of_unused_scaling(options: StepOptions, groups: Groups) -> None:
     if options.scaling is None:
         return
     # an uninitialized one has no shape to select it by
-    chosen = [is_lazy(p) or options.scales(group, at) for group in groups for at, p in enumerate(group["params"])]
+    chosen = [is_lazy(p) or options.scales(group, i) for group in groups for i, p in enumerate(group["params"])]
     if not any(chosen):
         warnings.warn(
             f"scaling={options.scaling!r} selects none of the {len(chosen)} parameters, so it has no effect: give it "
@@ -172,7 +172,8 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         ValueError: an option is out of range.
     """
     now: list[Any] = [value for group in groups for value in map(group.get, EDITABLE)]
-    for value, last, (group, name) in zip(now, chain(before, repeat(NEW)), product(groups, EDITABLE), strict=False):
+    last_values = chain(before, repeat(NEW))
+    for value, last, (group, name) in zip(now, last_values, product(groups, EDITABLE), strict=False):
         kind = type(value)
         may_be_edited = kind in MUTABLE or (kind is tuple and not MUTABLE.isdisjoint(map(type, value)))
         if value is last and not may_be_edited:
@@ -214,8 +215,8 @@ def check_gradients(options: StepOptions, groups: Groups) -> None:
         for name, param in zip(labels, group["params"], strict=True):
             if param.grad is None:
                 continue
-            label, fused = f"parameter {name!r}", options.fused or group.get("fused")
-            problem = _problem_of(options.class_name, label, param, fused=bool(fused))
+            label = f"parameter {name!r}"
+            problem = _problem_of(options.class_name, label, param, fused=bool(options.fused or group.get("fused")))
             if not problem and id(param) in seen:
                 problem = f"{label} is in its group twice: one launch would step it twice at once"
             if problem:
@@ -240,7 +241,7 @@ def _problem_of(optimizer: str, label: str, param: Tensor, *, fused: bool) -> st
             f"{optimizer} does not support sparse gradients: the gradient of {label} is {grad.layout}; "
             "use sparse=False in its layer, or torch.optim.SparseAdam for it"
         )
-    # state that is made for the step would be read from it
+    # new state, such as a master weight, would be read from it
     if is_freed(local(param)):
         return f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
     if any(placement.is_partial() for placement in getattr(param, "placements", ())):
