@@ -171,7 +171,7 @@ class StepPlan:
                 layers if is_complete else "incomplete",
             ))  # fmt: skip
         try:
-            # all states are not looked up by parameter, which would call `Tensor.__hash__`, Python code, for each
+            # only a bucket looks up its parameters: each look-up calls `Tensor.__hash__`, which is Python code
             state_dicts = states.values() if bucket is None else [states.get(param, {}) for param in self._params]
             entry_ids = list(map(id, chain.from_iterable(map(dict.values, state_dicts))))
             # two parameters may exchange their states
@@ -195,7 +195,7 @@ class StepPlan:
             # without any gradient nothing is rescaled
             return
         for launch in self.launch_plans:
-            # every process takes part in the sums, even without a gradient
+            # with a reducer, every process must join its all-reduce
             if launch.has_gradients or launch.table.rescales or self._reducer is not None:
                 self._launches.append(launch)
 
