@@ -157,9 +157,8 @@ class StepPlan:
         each tensor that it uses, so no other tensor gets its id. Options, and the forms and addresses of parameters and
         gradients, are compared elsewhere.
         """
-        rescaled: list[Any] = []
-        if self.options.rescale_weights is not False:
-            rescaled = [(id(tensor), *rest) for tensor, *rest in self.options.rescale_weights.rescaled_tensors()]
+        invariant = self.options.rescale_weights
+        rescaled_ids = [] if invariant is False else [id(each.tensor) for each in invariant.rescaled_tensors()]
         group_values = []
         for group in groups:
             layers = group.get("layers")
@@ -181,7 +180,7 @@ class StepPlan:
         except (RuntimeError, TypeError):
             return None
         bucket_ids = None if bucket is None else set(map(id, bucket))
-        return bucket_ids, rescaled, group_values, owner_ids, entry_ids, addresses
+        return bucket_ids, rescaled_ids, group_values, owner_ids, entry_ids, addresses
 
     def _choose_launches(self) -> None:
         """Chooses the launch plans that run, for the gradients that are present."""
