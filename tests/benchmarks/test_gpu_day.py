@@ -34,7 +34,8 @@ def test_a_command_that_fails_does_not_stop_the_next(tmp_path):
     assert run("one", Stage(60, [FAILS, ["no such command"], FINE]), tmp_path) == 1
     head, *rest = rows_of(tmp_path / "one.log")
     assert head["stage"] == "one"
-    assert head["packages"]["torch"] == torch.__version__
+    # the metadata of a build for GPUs may lack the "+cu130" of its version
+    assert head["packages"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert [row["exit"] if isinstance(row["exit"], int) else "missing" for row in rest] == [3, "missing", 0]
     assert (tmp_path / "one.log").read_text().count("fine\n") == 1
     assert run("one", Stage(60, [FINE]), tmp_path) == 0

@@ -104,6 +104,8 @@ def instructions(function):
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 reports instructions only if a frame asked for them before
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         function()
