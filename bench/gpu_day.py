@@ -39,7 +39,8 @@ class Stage(NamedTuple):
 def pytest(*tests: str, plugins: bool = True) -> list[str]:
     """Returns the command that runs tests, with a line for each."""
     more = [option for name, given in PLUGINS.items() if importlib.util.find_spec(name) for option in given]
-    options = ["-vv", "-W", "default", "-p", "no:cacheprovider", "-p", "bench.rows"]
+    # a module that needs a package that is missing does not stop the others
+    options = ["-vv", "--continue-on-collection-errors", "-W", "default", "-p", "no:cacheprovider", "-p", "bench.rows"]
     return [sys.executable, "-m", "pytest", *options, *(more if plugins else ()), *tests]
 
 

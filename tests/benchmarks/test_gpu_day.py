@@ -42,6 +42,20 @@ def test_a_command_that_fails_does_not_stop_the_next(tmp_path):
     assert len(rows_of(tmp_path / "one.log")) == 2
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("plugins", [False, True])
+def test_a_module_that_cannot_be_imported_does_not_stop_the_others(plugins, tmp_path, monkeypatch):
+    if plugins:
+        pytest.importorskip("xdist")
+    monkeypatch.setattr(gpu_day, "PLUGINS", {"xdist": ["-n", "1"]})
+    (tmp_path / "test_first.py").write_text("import no_such_package\n")
+    (tmp_path / "test_second.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('device', ['cpu'])\ndef test(device): ...\n"
+    )
+    assert run("tests", Stage(300, [gpu_day.pytest(str(tmp_path), plugins=plugins)]), tmp_path) == 1
+    assert "1 passed, 1 error" in (tmp_path / "tests.log").read_text()
+
+
 def alive(pid):
     # a process that ended and was not waited for is dead too
     try:
