@@ -220,6 +220,30 @@ def test_something_else_changes(name, backend, change, device):
         compare(lambda a, b: close(a, b, 14), *both, *twins)
 
 
+@every_case
+def test_another_parameter_takes_the_place_of_one_without_state(name, backend, device):
+    both, twins = pair(name, backend, device)
+    for step in range(4):
+        if step == 2:
+            for optimizer, named in zip(both, twins, strict=True):
+                label, old = named[3]
+                named[3] = label, torch.nn.Parameter(old.detach().clone())
+                optimizer.param_groups[0]["params"][3] = named[3][1]
+        turn(both, twins, (0, 1) if step < 2 else (0, 1, 3))
+        compare(lambda a, b: close(a, b, 6), *both, *twins)
+
+
+def test_other_names_of_the_same_parameters(device):
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS["sgd"](named, **OPTIONS["sgd"], scaling=ELR(0.1, select="p0"), backend="torch")
+    for names in (["p0", "p1", "p2", "p3"], ["q", "p0", "p2", "p3"]):
+        optimizer.param_groups[0]["param_names"] = names
+        turn((optimizer,), (named,), range(4))
+        statistics = optimizer.layer_stats()
+        assert list(statistics.names) == names
+        assert statistics.constrained == tuple(name == "p0" for name in names)
+
+
 @pytest.mark.parametrize("members", [*TURNS, (0,)])
 @every_backend
 @every_name
