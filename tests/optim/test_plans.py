@@ -233,6 +233,19 @@ def test_another_parameter_takes_the_place_of_one_without_state(name, backend, d
         compare(lambda a, b: close(a, b, 6), *both, *twins)
 
 
+@every_case
+def test_capturable_is_switched_on(name, backend, made, device):
+    """The device counts steps from then on, so the table needs a column of counts."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], backend=backend)
+    for capturable in (False, False, True, True):
+        optimizer.param_groups[0]["capturable"] = capturable
+        turn((optimizer,), (named,), range(4))
+        [launch] = optimizer._last_plans[0].launch_plans
+        assert ("step" in launch.table.columns) == capturable
+    assert len(made) == 2
+
+
 def test_other_names_of_the_same_parameters(device):
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS["sgd"](named, **OPTIONS["sgd"], scaling=ELR(0.1, select="p0"), backend="torch")
