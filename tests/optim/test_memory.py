@@ -12,12 +12,14 @@ from cases import KINDS, every_backend, every_name, name_of
 from steps import OPTIONS, OURS, gradients, parameters, train
 from tables import TILE
 from torch.multiprocessing.reductions import StorageWeakRef
-from triton.runtime.jit import JITCallable
+from triton.runtime import jit
 
 from bench.bytes_moved import without_kernels
 from fused_lwlr import LAMB
 from fused_lwlr.kernels.constants import GPU
 
+# what Triton 3.4 has instead
+KERNEL = getattr(jit, "JITCallable", jit.JITFunction)
 pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 PER_TILE, PER_TENSOR = 64, 256
 CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]
@@ -60,7 +62,7 @@ def tensors_within(*things):
     found, seen, waiting = {}, set(), list(things)
     while waiting:
         thing = waiting.pop()
-        if id(thing) in seen or isinstance(thing, (type, ModuleType, FunctionType, JITCallable)):
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, FunctionType, KERNEL)):
             continue
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
