@@ -161,13 +161,11 @@ class StepPlan:
         rescaled_ids = [] if invariant is False else [id(each.tensor) for each in invariant.rescaled_tensors()]
         group_values = []
         for group in groups:
-            layers = group.get("layers")
-            # a group that was made or edited elsewhere differs from every group that `complete_groups` has completed
-            is_complete = "ema" in group and (layers is None or isinstance(layers, tuple))
+            # a group of another optimizer may lack options until a new plan is made
+            has_average = group["ema"] is not None if "ema" in group else "missing"
             group_values.append((
                 list(map(id, group["params"])), list(group.get("param_names", ())),
-                self.options.rule.state_columns(group), group.get("capturable"), group.get("ema") is None,
-                layers if is_complete else "incomplete",
+                self.options.rule.state_columns(group), group.get("capturable"), has_average, group.get("layers"),
             ))  # fmt: skip
         try:
             # only a bucket looks up its parameters: each look-up calls `Tensor.__hash__`, which is Python code

@@ -246,6 +246,16 @@ def test_capturable_is_switched_on(name, backend, made, device):
     assert len(made) == 2
 
 
+@every_case
+def test_a_group_loses_the_option_of_averages(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend)
+    turn((optimizer,), (named,), range(4))
+    del optimizer.param_groups[0]["ema"]
+    turn((optimizer,), (named,), range(4))
+    assert not any("ema" in state for state in optimizer.state.values())
+
+
 def test_other_names_of_the_same_parameters(device):
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS["sgd"](named, **OPTIONS["sgd"], scaling=ELR(0.1, select="p0"), backend="torch")
