@@ -18,7 +18,7 @@ from bench.bytes_moved import without_kernels
 from fused_lwlr import LAMB
 from fused_lwlr.kernels.constants import GPU
 
-# what Triton 3.4 has instead
+# Triton 3.4 has no `JITCallable`
 KERNEL = getattr(jit, "JITCallable", jit.JITFunction)
 pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 PER_TILE, PER_TENSOR = 64, 256

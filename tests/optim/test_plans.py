@@ -79,6 +79,19 @@ def test_other_entries_of_the_state_need_no_new_plan(name, backend, made, device
 
 
 @every_case
+def test_state_that_belongs_to_no_parameter_stays(name, backend, device):
+    both, twins = pair(name, backend, device)
+    for optimizer in both:
+        optimizer.state["epoch"] = 3
+    for _ in range(3):
+        turn(both, twins, range(4))
+        assert both[0].state.pop("epoch") == both[1].state.pop("epoch") == 3
+        compare(lambda a, b: close(a, b, 6), *both, *twins)
+        for optimizer in both:
+            optimizer.state["epoch"] = 3
+
+
+@every_case
 def test_a_plan_waits_for_its_first_gradient(name, backend, made, device):
     """A plan for each dtype; one of them is made with the state of parameters, and without a gradient."""
     named, expected = (
