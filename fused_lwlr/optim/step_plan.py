@@ -163,9 +163,12 @@ class StepPlan:
         for group in groups:
             # a group of another optimizer may lack options until a new plan is made
             has_average = group["ema"] is not None if "ema" in group else "missing"
+            layers = group.get("layers")
             group_values.append((
                 list(map(id, group["params"])), list(group.get("param_names", ())),
-                self.options.rule.state_columns(group), group.get("capturable"), has_average, group.get("layers"),
+                self.options.rule.state_columns(group), group.get("capturable"), has_average,
+                # users may set another type, and arrays cannot be compared by `==`: a new plan converts or refuses it
+                layers if isinstance(layers, tuple) else layers is None,
             ))  # fmt: skip
         try:
             # only a bucket looks up its parameters: each look-up calls `Tensor.__hash__`, which is Python code

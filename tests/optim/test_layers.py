@@ -5,6 +5,7 @@ import math
 import pickle
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from cases import every_backend, name_of
@@ -359,6 +360,9 @@ def test_groups_are_edited(backend, device):
     assert step() == [False, True]
     group["layers"] = [0.25, *group["layers"][1:]]
     assert ours.layers()["p0"] == {"lr": 0.125, "weight_decay": 0.5}
+    group["layers"] = np.array([0.5, 1.0])
+    with pytest.raises(ValueError, match=r"'layers' of a param group must be None or have 2 entries, not array"):
+        ours.step()
     group["layers"] = [{"eps": 1.0}, 1.0]
     with pytest.raises(ValueError, match="has 'eps', but layers of this optimizer"):
         ours.step()
