@@ -1,6 +1,7 @@
 """Steps without kernels, and the bytes that launches move, by the items that programs work on."""
 
 import importlib
+import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,11 +17,13 @@ from fused_lwlr.kernels.triton.tile import NORM_KNOWN
 @contextmanager
 def replaced(name: str, other: Any) -> Iterator[Any]:
     """Replaces a function of `launch.py` wherever the Triton backend uses it; yields the original."""
-    importlib.import_module("fused_lwlr.kernels.triton")
-    real = getattr(sys.modules["fused_lwlr.kernels.triton.launch"], name)
+    package = importlib.import_module("fused_lwlr.kernels.triton")
+    # the package has functions with the names of some of its modules
+    modules = [sys.modules.get(f"{package.__name__}.{file.name}") for file in pkgutil.iter_modules(package.__path__)]
+    real = getattr(sys.modules[f"{package.__name__}.launch"], name)
     with ExitStack() as stack:
-        for path, module in list(sys.modules.items()):
-            if path.startswith("fused_lwlr.kernels.triton.") and getattr(module, name, None) is real:
+        for module in modules:
+            if getattr(module, name, None) is real:
                 stack.enter_context(patch.object(module, name, other))
         yield real
 

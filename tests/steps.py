@@ -28,7 +28,10 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 def uniform(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return (torch.rand(shape, dtype=dtype) * (1 + 1j if dtype.is_complex else 1) * 2 - 1).to(device)
+    values = torch.rand(shape, dtype=dtype)
+    if dtype.is_complex:
+        values *= 1 + 1j
+    return values.mul_(2).sub_(1).to(device)
 
 
 def parameters(shapes: Iterable[Sequence[int]], dtype: torch.dtype, device: torch.device) -> Named:

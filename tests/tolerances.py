@@ -23,6 +23,8 @@ STATISTICS = 16 * EPS[torch.float32]
 
 def close(actual: Tensor, expected: Tensor, steps: int = 1) -> None:
     """Equal within the tolerance of the dtype; errors of successive steps add up."""
+    if _equal(actual, expected):
+        return
     dtype = actual.dtype.to_real() if actual.dtype.is_complex else actual.dtype
     tolerance = TOLERANCE[dtype]
     assert_close(actual, expected, rtol=tolerance["rtol"], atol=tolerance["atol"] * steps, equal_nan=True)
@@ -38,4 +40,11 @@ def same_on_cpu(actual: Tensor, expected: Tensor, steps: int = 1) -> None:
 
 def same(actual: Tensor, expected: Tensor) -> None:
     """Equal bit for bit."""
-    assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    if not _equal(actual, expected):
+        assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def _equal(actual: Tensor, expected: Tensor) -> bool:
+    """Whether `assert_close` would find no difference at all; this takes a tenth of its time."""
+    alike = (actual.dtype, actual.device, actual.layout) == (expected.dtype, expected.device, expected.layout)
+    return alike and torch.equal(actual, expected)
