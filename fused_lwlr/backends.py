@@ -69,7 +69,7 @@ def describe(device: torch.device) -> str:
     """Returns the backend that "auto" takes for float32 on a device, and the reason if it is the reference."""
     try:
         module = pick("auto", device, torch.float32)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         return str(error)
     if module is not reference:
         return "triton"

@@ -1,10 +1,10 @@
 """Launch constants of the Triton kernels, in one place and without Triton.
 
-All families of GPUs share a value, except for the size of a warp and the passes of an item of the queue.
-`python -m bench.sweep` times other values on a device, each in a separate process that sets
-them before the kernels are imported, on copies that are restored before each trial; kernels that work in place are
-never autotuned. `MEASURED` names the devices where they were measured. `python -m bench.codegen` shows what compilers
-make of them: the width of accesses, registers and spills.
+All GPUs use the same constants, except that the size of a warp and `queue_passes` differ on AMD. `MEASURED` names the
+devices where they were measured. `python -m bench.sweep` tries other values on a device. Each value has its own
+process, since kernels read constants when they are imported. Tensors are restored before each trial, since kernels work
+in place; for this reason, kernels are never autotuned. `python -m bench.codegen` shows what compilers make of the
+constants: the width of accesses, registers and spills.
 """
 
 from typing import NamedTuple

@@ -15,8 +15,8 @@ from fused_lwlr.kernels.tensors import joined, sum_dtype
 
 FactorTarget = Literal["gradient", "decayed", "direction"]
 STEPS_OF_SHRINK = 2.0**24
-"""A row that is only rescaled has no step count. Its noise is drawn from this number times 1 / Ŵ, which
-changes in every step."""
+"""A row that is only rescaled has no step count. Its noise is drawn from this number times 1 / Ŵ, which differs from
+step to step."""
 # formulas cannot use names with a dot
 INFINITE = math.inf
 

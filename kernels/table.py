@@ -10,16 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.tensors import addresses_of, real, tensor_guard
+from fused_lwlr.kernels.tensors import POINTER, addresses_of, pointers_of, real, tensor_guard
 
 STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "abs_max", "dot")
 """Columns that `statistics` returns: Σ|g|, Σg², count of non-finite g, Σw², max|g|, Σg·w."""
-POINTER = Tensor.data_ptr
 EXISTS = partial(is_not, None)
-"""Functions in C: `map` runs no Python code for each tensor."""
-MAY_BE_OFFSET = 1 << 42
-"""A tensor without memory returns its offset in bytes as its pointer. A pointer below this number may be such an offset
-or, on some builds of Python, an address."""
+"""A function in C: `map` runs no Python code for each tensor."""
 
 
 class Row(NamedTuple):
@@ -120,21 +116,16 @@ class Table:
             if not self._params_have_same_forms(*params) or list(map(POINTER, params)) != self._param_addresses:
                 return False
         has_grad = bytes(map(EXISTS, grads))
-        # the guard takes a tensor for each parameter, also where a gradient is absent
+        # the guard needs a tensor for every parameter: absent gradients get a placeholder
         present = complete = grads
         if 0 in has_grad:
             present, complete = list(compress(grads, has_grad)), self.gradients_or_placeholders(grads)
         same_forms = self._grads_have_same_forms(*complete)
         if not same_forms and not all(map(self._fits, present, compress(self.columns["param"], has_grad))):
             return False
-        addresses: list[Any] = list(map(POINTER, present)) if same_forms else []
-        lowest = min(addresses, default=MAY_BE_OFFSET)
-        # the pointer of a gradient without memory is its offset, mostly 0
-        may_lack_memory = lowest == 0 or (lowest < MAY_BE_OFFSET and any(map(Tensor.storage_offset, present)))
-        if not same_forms or may_lack_memory:
-            addresses = addresses_of(present)
-            if None in addresses:
-                return False
+        addresses: Any = pointers_of(present) if same_forms else addresses_of(present)
+        if None in addresses:
+            return False
         if not same_forms:
             self._grads_have_same_forms = tensor_guard(complete)
         if not same_forms or has_grad != self.has_grad.tobytes():

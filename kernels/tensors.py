@@ -15,6 +15,11 @@ PLAIN = (nn.Parameter, Tensor)
 HALF = (torch.bfloat16, torch.float16)
 DOUBLE = (torch.float64, torch.complex128)
 Function = TypeVar("Function", bound=Callable[..., Any])
+POINTER = Tensor.data_ptr
+"""A function in C: `map` runs no Python code for each tensor."""
+MAY_BE_OFFSET = 1 << 42
+"""A tensor without memory returns its offset in bytes as its pointer. Below this number, a pointer may be only an
+offset. Some builds of Python do have memory there."""
 IMPORTING_PROCESS = os.getpid()
 """The process that imported this package. A child process after a fork has another number, and does not have
 the threads of its parent. The number is in this module, since a child may be the first to import the compiler."""
@@ -68,12 +73,22 @@ def addresses_of(tensors: Iterable[Tensor | None]) -> list[int | None]:
     return [0 if tensor is None or tensor.numel() == 0 else _address(tensor) for tensor in tensors]
 
 
+def pointers_of(tensors: Sequence[Tensor]) -> Sequence[int | None]:
+    """Returns the same as `addresses_of`, in a fraction of the time; for plain, dense tensors."""
+    pointers = list(map(POINTER, tensors))
+    lowest = min(pointers, default=MAY_BE_OFFSET)
+    if lowest == 0 or (lowest < MAY_BE_OFFSET and any(map(Tensor.storage_offset, tensors))):
+        return addresses_of(tensors)
+    return pointers
+
+
 def _address(tensor: Tensor) -> int | None:
     try:
         if type(tensor) in PLAIN:
             address = tensor.data_ptr()
         else:
-            # a FakeTensor warns. Not for plain tensors: after this block, Python shows old warnings of users again
+            # `data_ptr` of a FakeTensor warns. Plain tensors skip this block, since leaving it makes Python repeat
+            # warnings that it has shown
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 address = tensor.data_ptr()

@@ -9,13 +9,11 @@ import pytest
 import torch
 from steps import gradients
 
+from fused_lwlr.kernels.triton import device_table
 from fused_lwlr.optim import base, gate
 
 # by name: `kernels.triton.statistics` is a function too
-LAUNCHING, CAPTURING = (
-    [importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in names]
-    for names in (("step", "statistics"), ("device_table", "launch"))
-)
+LAUNCHING = [importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "statistics")]
 HAS_GPU = torch.cuda.is_available()
 
 
@@ -89,8 +87,7 @@ def _recorded(function):
             patch.setattr(
                 module, "launch", lambda kernel, *a, **o: recording.add(launch_items, kernel, kernel.items, *a, **o)
             )
-        for module in CAPTURING:
-            patch.setattr(module, "is_capturing", lambda device: True)
+        patch.setattr(device_table, "is_capturing", lambda device: True)
         patch.setattr(torch.Tensor, "copy_", copy_)
         function()
     return recording

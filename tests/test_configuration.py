@@ -48,14 +48,17 @@ def test_the_backend_of_a_cpu(problem, said, monkeypatch):
     assert optimizer.backend["cpu"] == said.partition(",")[0]
 
 
-def test_every_gpu_has_a_line(monkeypatch):
+@pytest.mark.parametrize(("supported", "said"), [(True, "triton"), (False, "backend='auto' cannot work on ")])
+def test_every_gpu_has_a_line(supported, said, monkeypatch):
+    """Triton's interpreter supports no GPU."""
+    monkeypatch.setattr("fused_lwlr.kernels.triton.supports", lambda device, dtype: supported)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     gpu = type("Properties", (), {"name": "NVIDIA H200", "major": 9, "minor": 0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: gpu)
     found = lines()
     for i in range(2):
-        assert f"cuda:{i}: NVIDIA H200, compute capability 9.0; triton" in found
+        assert any(line.startswith(f"cuda:{i}: NVIDIA H200, compute capability 9.0; {said}") for line in found)
 
 
 def test_without_a_compiler(monkeypatch):

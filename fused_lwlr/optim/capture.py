@@ -30,6 +30,11 @@ def check_capture(options: StepOptions, groups: Groups, plan: StepPlan | None) -
         raise RuntimeError("nonfinite='raise' cannot be captured: a replay cannot raise; use nonfinite='skip'")
     if any(each.backend is reference for each in plan.launch_plans):
         raise RuntimeError("the PyTorch reference cannot be captured in a CUDA graph: use backend='triton'")
+    if options.factor_formula is not None and plan.reducer is not None:
+        raise RuntimeError(
+            "scaling= with sharded parameters cannot be captured in a CUDA graph: its factors are computed from "
+            "numbers of the host, which a replay would not read"
+        )
     devices = sorted({str(each.device) for each in plan.launch_plans})
     if len(devices) > 1:
         raise RuntimeError(

@@ -200,11 +200,11 @@ def _check_group(number: int, mine: dict[str, Any], theirs: Any) -> None:
     for name in needed:
         if name in theirs:
             check_option(name, theirs[name], where)
-        elif name not in (*SWITCHES, *KEPT_IF_ABSENT):
+        elif name not in (*SWITCHES, EMA):
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
     # AdamW has every option and state of Lion, whose lr is far lower
     for name in names_of("group"):
-        if name in theirs and name not in (*mine, *KEPT_IF_ABSENT):
+        if name in theirs and name not in mine:
             raise ValueError(f"{where} has {name!r}: it belongs to another kind of optimizer, since this one has none")
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import FactorFormula, Factors, Gate, Hyper, totals_of
-from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM, FactorTarget
+from fused_lwlr.kernels.step_arguments import NONFINITE, WEIGHT_SQ_SUM
 from fused_lwlr.kernels.tensors import joined
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.sharded import factors_of, sums_over_processes
+from fused_lwlr.optim.sharded import OF_DIRECTION, OF_GRADIENT, factors_of, sums_over_processes
 from fused_lwlr.shards import ShardReducer
 
 
@@ -96,9 +96,7 @@ def factors_and_gates(
         return [(formula, gate) for gate in loss_scale_gates(launches, loss_scale)], None
     scale_gates = loss_scale_gates(launches, loss_scale)
     clips = options.clip_global_norm is not None
-    target: FactorTarget = "gradient" if formula is None else formula.target
-    # the sums of a clipped direction need the norm of all gradients first
-    needs_second_pass = target == "direction" and clips
+    of_direction = formula is not None and formula.target == "direction"
     if reducer is None:
         sums = [
             launch.backend.statistics(
@@ -108,15 +106,16 @@ def factors_and_gates(
             for launch, gate in zip(launches, scale_gates, strict=True)
         ]  # fmt: skip
     else:
-        first_target: FactorTarget = "gradient" if needs_second_pass else target
-        sums = sums_over_processes(options, launches, hyper, first_target, scale_gates, reducer)
+        # a direction depends on clipping, which needs the norm of all gradients first
+        measured = OF_DIRECTION if of_direction and not clips else OF_GRADIENT
+        sums = sums_over_processes(options, launches, hyper, measured, scale_gates, reducer)
     gates, report = step_gates(options, launches, scale_gates, sums)
     factors: Sequence[FactorFormula | Factors | None] = [formula] * len(launches)
     if options.balances:
         factors = balanced_factors(options, launches, sums)
     elif reducer is not None and formula is not None:
-        if needs_second_pass:
-            sums = sums_over_processes(options, launches, hyper, target, gates, reducer)
+        if of_direction and clips:
+            sums = sums_over_processes(options, launches, hyper, OF_DIRECTION, gates, reducer)
         factors = [
             factors_of(options, launch, sums_of_launch, gate, hyper, formula)
             for launch, sums_of_launch, gate in zip(launches, sums, gates, strict=True)

@@ -4,9 +4,6 @@
 class Handle:
     """Does nothing: for an optimizer that steps in `step()`. `StepInBackward` and `CPUOffload` override it."""
 
-    called = ""
-    """The function that made the handle, for error messages."""
-
     def pull_weights(self) -> None:
         """Takes weights of the model that were changed into the parameters of the optimizer, if these are others."""
 

@@ -40,16 +40,12 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
         if not isinstance(weight_decay, Tensor):
             numbers.append(row.applied_decay)
     if max(map(abs, numbers), default=0.0) > largest:
-        _refuse_too_large({**rule_options, "weight_decay": row.applied_decay}, largest)
+        # float32 would turn weights into NaN
+        for name, option in {**rule_options, "weight_decay": row.applied_decay}.items():
+            number = number_of(option)
+            if number is not None and abs(number) > largest:
+                raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
     return row
-
-
-def _refuse_too_large(options: dict[str, Any], largest: float) -> None:
-    """Raises ValueError for a number above `largest`: float32 would turn weights into NaN."""
-    for name, option in options.items():
-        number = number_of(option)
-        if number is not None and abs(number) > largest:
-            raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
 
 
 def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:

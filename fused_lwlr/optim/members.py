@@ -56,7 +56,7 @@ class Member:
         state = {name: local(entry) for name, entry in self.state.items()}
         names = (*options.rule.states, MASTER)
         dtypes = [state[name].dtype if name in state else options.dtype_of(self.param, name) for name in names]
-        # kernels do not count versions of inference tensors, which have none
+        # inference tensors have no version counter, which a launch would increment
         addressable = all_addressable((param, grad, *state.values())) and not param.is_inference()
         grad_dtype = param.dtype if grad is None else grad.dtype
         if grad is None and not self.only_rescaled:
@@ -169,7 +169,7 @@ def _add_rescaled(
 
 
 def check_memory(members: Sequence[Member]) -> bool:
-    """Checks the memory that the next step writes to. Returns True if no later set of gradients can make it fail.
+    """Checks the memory that the next step writes to. Returns True if this holds whichever parameters have a gradient.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.

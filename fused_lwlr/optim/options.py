@@ -100,62 +100,56 @@ class StepOptions:
         for name in ("capturable", "ema", "fused", *names_of("shared")):
             check_option(name, getattr(self, name))
         self.check_fused(self.fused)
-        for applies, message in self._refused():
-            if applies:
-                raise ValueError(message)
+        self._check_combinations()
         if self.cautious_decay and self.rule.decay_mode != "cautious":
             object.__setattr__(self, "rule", replace(self.rule, decay_mode="cautious"))
 
-    def _refused(self) -> Sequence[tuple[bool, str]]:
-        """Returns the combinations of options that are refused: whether one is given, and the message."""
+    def _check_combinations(self) -> None:
+        """Raises ValueError if options exclude each other."""
         scaling, formula = self.scaling, self.factor_formula
-        needs_gradients = self.clip_global_norm is not None or self.skips
-        return (
-            (
-                self.lr_in_momentum and self.capturable,
+        if self.lr_in_momentum and self.capturable:
+            raise ValueError(
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
-                "replay would not read",
-            ),
-            (
-                self.lr_in_momentum
-                and formula is not None
-                and (formula.target == "direction" or "lr" in formula.arguments),
+                "replay would not read"
+            )
+        if self.lr_in_momentum and formula is not None and (formula.target == "direction" or "lr" in formula.arguments):
+            raise ValueError(
                 f"scaling={scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
-                "ClipByLayer or BalancedLR",
-            ),
-            (
-                self.cautious_decay and self.rule.decay_mode == "coupled",
+                "ClipByLayer or BalancedLR"
+            )
+        if self.cautious_decay and self.rule.decay_mode == "coupled":
+            raise ValueError(
                 f"cautious_decay=True is not for {self.class_name}, since {self.class_name} adds weight decay to the "
-                "gradient and not to the step: use AdamW or Lion, or omit it",
-            ),
-            (
-                self.master_weights and self.stochastic_rounding,
+                "gradient and not to the step: use AdamW or Lion, or omit it"
+            )
+        if self.master_weights and self.stochastic_rounding:
+            raise ValueError(
                 "master_weights=True and stochastic_rounding=True exclude each other: with master weights there is "
-                "nothing to make up for; choose one",
-            ),
-            (
-                scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias),
-                f"scaling={scaling!r}: {self.class_name} has no moments whose bias could be corrected or not",
-            ),
-            (
-                scaling is not None and scaling.retraction is not None and self.rescale_weights is not False,
+                "nothing to make up for; choose one"
+            )
+        if scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias):
+            raise ValueError(
+                f"scaling={scaling!r}: {self.class_name} has no moments whose bias could be corrected or not"
+            )
+        if scaling is not None and scaling.retraction is not None and self.rescale_weights is not False:
+            raise ValueError(
                 f"scaling={scaling!r} and rescale_weights= exclude each other: both change the norms of weights "
-                "after the step; choose one",
-            ),
-            (
-                self.in_backward and self.totals_option != "",
+                "after the step; choose one"
+            )
+        if self.in_backward and self.totals_option:
+            needs_gradients = self.clip_global_norm is not None or self.skips
+            raise ValueError(
                 f"{self.totals_option} does not go with steps during backward, since it needs "
                 f"{'all gradients' if needs_gradients else 'the norms of all weights'} before the first parameter is "
-                f"stepped: {'omit it' if self.clip_global_norm is None else 'use scaling=ClipByLayer(max_norm)'}",
-            ),
-            (
-                self.is_zero_partition and self.totals_option != "",
+                f"stepped: {'omit it' if self.clip_global_norm is None else 'use scaling=ClipByLayer(max_norm)'}"
+            )
+        if self.is_zero_partition and self.totals_option:
+            raise ValueError(
                 f"{self.totals_option} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
                 "weights of all processes, and each process has a part of them. Clip with "
-                "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard",
-            ),
-        )
+                "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard"
+            )
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""

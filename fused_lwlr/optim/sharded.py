@@ -1,13 +1,12 @@
 """Norms and factors of layers that are sharded over processes: sums of the local parts, one all-reduce, a formula."""
 
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS, FactorFormula, Factors, Gate, Hyper, Retraction
-from fused_lwlr.kernels.step_arguments import FACTOR, FactorTarget
+from fused_lwlr.kernels.step_arguments import FACTOR
 from fused_lwlr.kernels.tensors import copy_async_, joined, to_device
 from fused_lwlr.optim.launch_plan import LaunchPlan
 from fused_lwlr.optim.options import StepOptions
@@ -19,23 +18,21 @@ def ignored(norm: Tensor) -> Tensor:
     return norm
 
 
-MEASURING = {
-    target: FactorFormula(ignored, target, retraction=Retraction(fixed=False) if target == "direction" else None)
-    for target in get_args(FactorTarget)
-}
-"""Target -> the formula of a step that only measures. With a retraction, the step also returns Σd² and ⟨w, d⟩."""
+OF_GRADIENT = FactorFormula(ignored, "gradient")
+OF_DIRECTION = FactorFormula(ignored, "direction", retraction=Retraction(fixed=False))
+"""The formulas of steps that only measure. With a retraction, the step also returns Σd² and ⟨w, d⟩."""
 
 
 def sums_over_processes(
-    options: StepOptions, launches: Sequence[LaunchPlan], hyper: Sequence[Hyper], target: FactorTarget,
+    options: StepOptions, launches: Sequence[LaunchPlan], hyper: Sequence[Hyper], measured: FactorFormula,
     gates: Sequence[Gate], reducer: ShardReducer,
 ) -> list[Tensor]:  # fmt: skip
-    """Returns for each launch the statistics of every row for factors of this target, over all processes.
+    """Returns for each launch the statistics of every row over all processes; `measured` is one of the two formulas.
 
     A row has zeros if it has no gradient and does not count for the largest norm.
     """
     local_sums = [
-        launch.backend.step(options.rule, launch.table, hyper, MEASURING[target], gate, write=False)
+        launch.backend.step(options.rule, launch.table, hyper, measured, gate, write=False)
         for launch, gate in zip(launches, gates, strict=True)
     ]
     has_sums = joined([launch.stepped_on_device() | launch.counts_for_max_norm for launch in launches])

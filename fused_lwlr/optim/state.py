@@ -110,7 +110,7 @@ class StateSpec:
     def state_for_step(self, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], float]:
         """Returns the entries with which the parameter is stepped, and its step count on the host.
 
-        The count is exact if the rule counts steps; for SGD and Lion it is 0 before the first step and 1 after it. If
+        The count is exact if the rule counts steps. SGD and Lion only need to know whether there was a step: 0 or 1. If
         the device counts, the entries have "step", and the returned number is not used. The caller adds new radii.
         Nothing is stored yet. An entry that does not fit is refused.
         """

@@ -12,8 +12,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.table import POINTER
-from fused_lwlr.kernels.tensors import DOUBLE
+from fused_lwlr.kernels.tensors import DOUBLE, POINTER
 from fused_lwlr.optim.gate import SkipReport, factors_and_gates, skip_rescaling
 from fused_lwlr.optim.hyper import hyper_of
 from fused_lwlr.optim.launch_plan import LaunchPlan, launch_plans_of
@@ -40,8 +39,8 @@ class StepPlan:
     Attributes:
         launch_plans: one for each combination of device and dtypes.
         options: the options of its steps.
-        repeats: whether the gradients that were accepted last are of the same parameters as the gradients of the last
-            step, in the same forms.
+        reducer: sums over the processes that share layers; None if no layer is shared.
+        repeats: whether the next step has gradients for the same parameters as the last one, with the same forms.
 
     Raises:
         RuntimeError: a gradient that its parameter cannot be stepped by.
@@ -62,11 +61,11 @@ class StepPlan:
         self._params = [param for launch in self.launch_plans for param in launch.params]
         self._largest_hyper = _largest_hyper(members)
         self._distributed = any(launch.distributed for launch in self.launch_plans)
-        # sums over the processes that share layers
-        self._reducer: ShardReducer | None = None
+        self.reducer: ShardReducer | None = None
         if self._distributed:
             rows = [(launch.params[row.param_index], row) for launch in self.launch_plans for row in launch.table.rows]
-            self._reducer = shard_reducer_of(rows, self.launch_plans[0].device)
+            self.reducer = shard_reducer_of(rows, self.launch_plans[0].device)
+        self._layers = [group["layers"] for group in groups]
         self._state_tensors = [entry for member in self._members for entry in member.state.values()]
         # taken at the end of the first step; without it, each step needs a new plan
         self._snapshot: tuple[Any, ...] | None = None
@@ -109,7 +108,7 @@ class StepPlan:
         if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
-        decisions, report = factors_and_gates(options, launches, hyper, loss_scale, self._reducer)
+        decisions, report = factors_and_gates(options, launches, hyper, loss_scale, self.reducer)
         if self._rescaled and all(_is_zero(group["lr"]) for group in groups):
             # torch.distributed.checkpoint makes state by a step with lr=0, also after it has loaded the weights
             skip_rescaling(decisions)
@@ -139,7 +138,7 @@ class StepPlan:
                 for launch in self.launch_plans:
                     launch.store(states)
                 drop_unused(options, groups, states)
-                # tensors that kernels cannot reach may change unnoticed: then each step needs a new plan
+                # a snapshot cannot notice changes of tensors without an address: then each step makes a new plan
                 if all(launch.addressable for launch in self.launch_plans):
                     self._snapshot = self._snapshot_of(groups, states, self._bucket)
             self._stepped_versions = [launch.table.version for launch in self.launch_plans]
@@ -154,7 +153,8 @@ class StepPlan:
         """Returns values that the plan depends on: it fits while they stay equal. None if the state cannot be read.
 
         Tensors are there as ids and addresses, since they must not be compared by value. The plan keeps a reference to
-        each tensor that it uses, so no other tensor gets its id. Options, and the forms and addresses of parameters and
+        each object whose id is there, so no other object gets this id. `layers` of a group is a tuple, which is
+        replaced and never edited. Options, and the forms and addresses of parameters and
         gradients, are compared elsewhere.
         """
         invariant = self.options.rescale_weights
@@ -163,12 +163,10 @@ class StepPlan:
         for group in groups:
             # a group of another optimizer may lack options until a new plan is made
             has_average = group["ema"] is not None if "ema" in group else "missing"
-            layers = group.get("layers")
             group_values.append((
                 list(map(id, group["params"])), list(group.get("param_names", ())),
                 self.options.rule.state_columns(group), group.get("capturable"), has_average,
-                # users may set another type, and arrays cannot be compared by `==`: a new plan converts or refuses it
-                layers if isinstance(layers, tuple) else layers is None,
+                id(group.get("layers")),
             ))  # fmt: skip
         try:
             # only a bucket looks up its parameters: each look-up calls `Tensor.__hash__`, which is Python code
@@ -196,7 +194,7 @@ class StepPlan:
             return
         for launch in self.launch_plans:
             # with a reducer, every process must join its all-reduce
-            if launch.has_gradients or launch.table.rescales or self._reducer is not None:
+            if launch.has_gradients or launch.table.rescales or self.reducer is not None:
                 self._launches.append(launch)
 
 

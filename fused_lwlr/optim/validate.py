@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Sequence
-from itertools import chain, product, repeat
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -172,8 +172,10 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         ValueError: an option is out of range.
     """
     now: list[Any] = [value for group in groups for value in map(group.get, EDITABLE)]
-    last_values = chain(before, repeat(NEW))
-    for value, last, (group, name) in zip(now, last_values, product(groups, EDITABLE), strict=False):
+    if len(before) != len(now):
+        # other param groups: check all options
+        before = [NEW] * len(now)
+    for value, last, (group, name) in zip(now, before, product(groups, EDITABLE), strict=True):
         kind = type(value)
         may_be_edited = kind in MUTABLE or (kind is tuple and not MUTABLE.isdisjoint(map(type, value)))
         if value is last and not may_be_edited:
@@ -188,6 +190,8 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
             _check_shared(options, name, value)
         elif name in ("momentum", "dampening"):
             check_momentum(options, group)
+        elif name == "fused":
+            options.check_fused(value)
     return now
 
 
@@ -195,7 +199,7 @@ def is_made_by_zero_redundancy_optimizer() -> bool:
     """Returns whether `ZeroRedundancyOptimizer` makes this optimizer, for its process's part of the parameters."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     frame = None if module is None else sys._getframe(1)
-    # the globals of a frame: to read its locals would keep them alive
+    # compares globals, since reading the locals of a frame keeps the variables of the caller alive
     while frame is not None and frame.f_globals is not vars(module):
         frame = frame.f_back
     return frame is not None

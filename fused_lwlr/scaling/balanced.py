@@ -46,7 +46,8 @@ class BalancedLR(Scaling):
             A factor for each layer, of the same shape and dtype. A layer of norm 0 or infinity does not count for L,
             and has the factor 1 or 0.
         """
-        some = weight_norm != 0
-        inverse = torch.where(some, 1 / torch.where(some, weight_norm, 1.0), 0.0)
-        # an infinite weight gets the factor 0, and does not count
-        return torch.where(some, inverse * (inverse != 0).sum() / inverse.sum(), 1.0)
+        is_zero = weight_norm == 0
+        inverse = torch.where(is_zero, 0.0, 1 / weight_norm)
+        # neither a layer of norm 0 nor one of infinite norm
+        counts = inverse != 0
+        return torch.where(counts, inverse * counts.sum() / inverse.sum(), is_zero.to(weight_norm.dtype))

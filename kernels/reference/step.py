@@ -94,7 +94,9 @@ def step(
         tensors = param, grad, master_weight, *states
         w, new_states = new_values(context, row, i, h, count, tensors, statistics, radii)
         if write:
-            _store_row(context, row.layer_index, steps, (param, master_weight, *states), (w, w, *new_states))
+            if master_weight is not None:
+                _store(master_weight, w, context.gate.skipped)
+            _store_rounded(context, row.layer_index, steps, (param, *states), (w, *new_states))
             if ema is not None:
                 weight = param if master_weight is None else master_weight
                 _store(ema, context.working_copy(ema).lerp_(to_float32(weight), 1 - h.ema), context.gate.skipped)
@@ -166,10 +168,10 @@ def new_values(
     return times(w, rho), list(new_states)
 
 
-def _store_row(
+def _store_rounded(
     context: StepContext, layer_index: int, steps: Tensor | None, stored: Sequence[Any], computed: Sequence[Any]
 ) -> None:
-    """Stores the parameter, the master weight and the states of a row; None for a missing one."""
+    """Stores the parameter and the states of a row, at random with a seed; None for a missing state."""
     param, key = stored[0], None
     if context.rounding_seed is not None:
         if steps is None:
@@ -179,9 +181,8 @@ def _store_row(
         if tensor is None or result is None:
             continue
         if key is not None and tensor.dtype in HALF:
-            # each tensor has its own noise: 0 for the parameter, 1 for the first state; master weights are not rounded.
-            # A state with other strides uses the positions of its parameter, too
-            result = rounded(result, tensor.dtype, position_of(param), key, max(i - 1, 0))
+            # each tensor has its own noise. A state with other strides uses the positions of its parameter, too
+            result = rounded(result, tensor.dtype, position_of(param), key, i)
         _store(tensor, result, context.gate.skipped)
 
 

@@ -57,9 +57,8 @@ class DeviceTable:
         numel: the elements of each row.
         itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
         active: for each row, whether it is active.
-        rescales: whether the exponent of any row is not 0.
         tiles: the number of tiles of all rows.
-        workspaces: the memory that launches reuse: whether the step has a factor (True for statistics) -> tensors.
+        workspaces: the memory that launches reuse, for steps without (False) and with a factor (True, as statistics).
         kernels: kernels that were compiled for it, see `Kernel`, by the arguments that they depend on.
     """
 
@@ -72,7 +71,7 @@ class DeviceTable:
         # the usual table, for which `_set_addresses` needs no index: saves a fiftieth of the host time of a step
         self._row_is_param = not self._first_element.any() and np.array_equal(self._param_index, np.arange(len(params)))
         exponent = table.fields["exponent"]
-        self._rescaled, self.rescales = exponent != 0, table.rescales
+        self._rescaled = exponent != 0
         self._static_flags = (SCALED.value * table.fields["scaled"]) | (exponent << EXPONENT_SHIFT.value)
         names = (*SCALAR_COLUMNS, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
@@ -105,7 +104,7 @@ class DeviceTable:
         staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = table.fields["multiplier"]
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
-        # int32, since rows contain addresses, and a copy as float32 may change bits that look like NaN
+        # copied as int32: a row contains addresses, and a copy as floats may change bits that happen to be a NaN
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
         self._scratch: dict[str, dict[int, Tensor]] = {}
@@ -157,7 +156,7 @@ class DeviceTable:
                 result[i] = scratch.data_ptr()
         if name == "radius" or not self._row_is_param:
             result = result[self._param_index]
-            # a parameter has one radius for each of its rows; a step count has size 0 here, since its rows share it
+            # a parameter has one radius for each of its rows, and one step count, of item size 0, for all of them
             offsets = 4 * self._number_in_param if name == "radius" else self._first_element * self.itemsizes[name]
             result = np.where(result == 0, 0, result + offsets)
         self._addresses[name][:] = result
@@ -217,9 +216,17 @@ class DeviceTable:
             key: the arguments that the kernel and its items depend on.
             items: returns the items, int32 [n, 2].
             make: compiles the kernel for these items.
+
+        Raises:
+            RuntimeError: a capture in a CUDA graph needs a new kernel or new items, which it could not load.
         """
         kernel = self.kernels.get(key)
         if kernel is None or kernel.items is None:
+            if is_capturing(self.buffer.device):
+                raise RuntimeError(
+                    "step() is captured in a CUDA graph and needs a kernel that no step with these gradients has run: "
+                    "take a step with the same options, gradients, types of learning rates and loss scale first"
+                )
             # a new tensor each time, since a graph may still read the old one
             device_items = to_device(torch.from_numpy(items()), self.buffer.device)
             if kernel is None:

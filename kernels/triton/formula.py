@@ -89,12 +89,9 @@ def _outside(function: Any) -> tuple[Any, ...]:
 
     The functions of `kernels.formula` do not change.
     """
-    outside: list[Any] = []
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
-        is_formula = type(value) is FunctionType and value.__module__ != formula.__name__
-        outside.append((value, _outside(value)) if is_formula else value)
-    return tuple(outside)
+    values = [function.__globals__.get(name) for name in function.__code__.co_names]
+    formulas = [each for each in values if type(each) is FunctionType and each.__module__ != formula.__name__]
+    return (*values, *map(_outside, formulas))
 
 
 @cache

@@ -12,7 +12,6 @@ from fused_lwlr.kernels.constants import CPU, GPU, MIN_NUMEL_OF_THREADS, Sizes
 from fused_lwlr.kernels.native import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.tile import TRITON_DTYPES
-from fused_lwlr.kernels.triton.upload import is_capturing
 
 
 def is_native(device: torch.device) -> bool:
@@ -52,20 +51,12 @@ class Kernel:
         items: the work of programs, int32 [n, 2], on the device; None if it must be made again, for other active rows.
         context: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.
-
-    Raises:
-        RuntimeError: during a capture in a CUDA graph, since a capture cannot load kernels.
     """
 
     def __init__(
         self, function: Any, device_table: DeviceTable, items: Tensor, args: Sequence[Any], *, registers: int,
         max_programs: int | None = None, **meta: Any,
     ):  # fmt: skip
-        if is_capturing(device_table.buffer.device):
-            raise RuntimeError(
-                "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
-                "same options, types of learning rates and loss scale before the capture"
-            )
         self.meta, self.items, self.max_programs = meta, items, max_programs
         # does nothing for tensors on the CPU
         self.context = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)

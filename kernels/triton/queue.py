@@ -161,7 +161,8 @@ def queue_kernel(
                 coefficients = COEFFICIENTS(hyperparameters_of(hyper, RULE_WIDTH), steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and is_norm:
-            # the sign does not change |g|, but `add_norms` needs a product here, and compilers would drop a factor of 1
+            # |g| does not depend on the sign. Without it the factor may be 1: compilers would drop the product, which
+            # `add_norms` needs
             signed_unscale = unscale if DIRECTION else sign * unscale
             # a direction loads all columns, so one block keeps enough loads in flight
             sums = reduce_tile(

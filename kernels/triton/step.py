@@ -1,7 +1,6 @@
 """The host side of every step: it chooses the kernel, the items and the workspace."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,10 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
-from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.device_table import SCALAR_COLUMNS, DeviceTable
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper_rows import HyperRows, hyper_rows_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, resident_programs, sizes_of
-
-NO_GATE = Gate()
 
 
 def step(*args: Any, **options: Any) -> Tensor | None:
@@ -50,14 +47,14 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     hyper_rows = hyper_rows_of(rule, hyper, factor if isinstance(factor, FactorFormula) else None, table)
     device = table.columns["param"][0].device
-    columns, shape = columns_of(rule), hyper_rows.values.shape
+    columns, shape = ("param", "grad", "master_weight", "ema", *rule.states), hyper_rows.values.shape
     device_table = table.device_tables.get((columns, shape))
     if device_table is None:
         tile = sizes_of(device).queue_tile
         device_table = table.device_tables[columns, shape] = DeviceTable(table, columns, shape, tile)
     has_options = not write or factor is not None or gate is not None or rounding_seed is not None
     if has_options or device_table.dtypes["step"] is not None:
-        return _queued(table, device_table, rule, hyper_rows, factor, gate or NO_GATE, write, rounding_seed)
+        return _queued(table, device_table, rule, hyper_rows, factor, gate or Gate(), write, rounding_seed)
     # otherwise no tile waits for another
     device_table.refresh(table, hyper_rows)
     kernel = device_table.kernel(
@@ -75,12 +72,6 @@ def prepare(
         device_table.commit_writes()
 
     return take_step
-
-
-@cache
-def columns_of(rule: Rule) -> tuple[str, ...]:
-    """Returns the columns that the kernels of a rule take, in the order of `DTYPES`."""
-    return ("param", "grad", "master_weight", "ema", *rule.states)
 
 
 def _queued(
@@ -123,7 +114,7 @@ def _queued(
             FORMULA=function, RETRACTS=retracts, FIXED_RADIUS=fixed_radius,
             ARGUMENTS=None if formula is None else arguments_of(formula, device_table.hyper_shape[1]),
             COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
-            RESCALE=write and gate.totals is not None and device_table.rescales, WRITE=write, BLOCK=sizes.block,
+            RESCALE=write and gate.totals is not None and table.rescales, WRITE=write, BLOCK=sizes.block,
             PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
         )  # fmt: skip
 
@@ -193,7 +184,8 @@ def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
 
 def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
-    dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
+    # of the columns in `prepare`
+    dtypes = tuple(device_table.dtypes.values())[len(SCALAR_COLUMNS) :]
     return {
         "DTYPES": dtypes, "UPDATE": compiled_update(rule, dtypes), "DECAY": rule.decay_mode,
         "ON_DEVICE": hyper_rows.on_device,

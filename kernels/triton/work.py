@@ -47,11 +47,9 @@ def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
     counts = -(-numel // tile)
     first_tile = np.cumsum(counts) - counts
     row, kind = segments >> 1, segments & 1
-    lengths = counts[row]
-    first_item = np.cumsum(lengths) - lengths
-    index_in_segment = np.arange(lengths.sum()) - np.repeat(first_item, lengths)
-    tile_number = np.repeat(first_tile[row], lengths) + index_in_segment
-    return np.stack((np.repeat(row, lengths), 2 * tile_number + np.repeat(kind, lengths)), axis=1).astype(np.int32)
+    segment, index = tile_list(numel[row], tile).T
+    tile_number = first_tile[row[segment]] + index
+    return np.stack((row[segment], 2 * tile_number + kind[segment]), axis=1).astype(np.int32)
 
 
 def tile_list(numel: np.ndarray, block: int, *, short_first: bool = False) -> np.ndarray:

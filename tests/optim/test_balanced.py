@@ -54,6 +54,15 @@ def test_a_subclass_uses_its_own_factors(backend, device):
         close(param.detach(), w - 0.3 * param.grad, 1)
 
 
+def test_norms_of_zero_and_infinity():
+    """They do not count, and have the factors 1 and 0."""
+    for norms, factors in (
+        ((0.0, math.inf, 1.0, 3.0), (1.0, 0.0, 1.5, 0.5)), ((0.0, math.inf), (1.0, 0.0)), ((math.inf,), (0.0,)),
+        ((0.0,), (1.0,)),
+    ):  # fmt: skip
+        close(BalancedLR.factors(torch.tensor(norms)), torch.tensor(factors))
+
+
 OTHERS = [
     ("sgd", {}), ("adamw", {}),
     ("sgd", {"clip_global_norm": 0.5}), ("adamw", {"clip_global_norm": 0.5, "nonfinite": "skip"}),

@@ -10,8 +10,8 @@ from pairs import compare_weights, twin_parameters
 from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
 from tolerances import close
 
-from fused_lwlr import step_in_backward
-from fused_lwlr.kernels.triton import launch
+from fused_lwlr import ELR, step_in_backward
+from fused_lwlr.kernels.triton import device_table
 from fused_lwlr.optim import base, capture
 
 SHAPES = [(6, 5), (), (130,)]
@@ -51,12 +51,19 @@ def in_backward(ours, named):
 
 
 NOT_CAPTURABLE = "construct it with capturable=True"
+NOT_RUN = "needs a kernel that no step with these gradients has run"
 NOT_REPEATED = "before a step with the same parameters and gradients was taken"
 # options, a change after the first step, and a part of the message
 REFUSED = {
     "not capturable": ({"capturable": False}, None, NOT_CAPTURABLE),
     "raising": ({"nonfinite": "raise"}, None, "use nonfinite='skip'"),
     "reference": ({"backend": "torch"}, None, "use backend='triton'"),
+    # FSDP2 shards layers over processes
+    "sharded": (
+        {"scaling": ELR(0.01)},
+        lambda ours, named: setattr(ours._last_plans[0], "reducer", object()),
+        "scaling= with sharded parameters cannot be captured",
+    ),
     "in backward": ({}, in_backward, r"remove\(\) their handle"),
     # a graph has the launches of one device, so a replay would not step the other parameters
     "two devices": (
@@ -140,8 +147,32 @@ def test_a_kernel_that_is_not_compiled(name, capturing, device, monkeypatch):
     gradients(named)
     ours.param_groups[0]["lr"] = torch.tensor(0.1, device=device)
     capturing()
-    monkeypatch.setattr(launch, "is_capturing", lambda device: True)
-    refused(ours, named, "needs a kernel that was not compiled")
+    monkeypatch.setattr(device_table, "is_capturing", lambda device: True)
+    refused(ours, named, NOT_RUN)
+
+
+def test_a_kernel_that_has_not_run_with_these_gradients(capturing, device, monkeypatch):
+    """Its list of items was dropped when a gradient was absent, and a step without a loss scale used another kernel."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of("adamw", named)
+
+    def prepare(scaled=False):
+        gradients(named)
+        if scaled:
+            ours.grad_scale, ours.found_inf = torch.ones(1, device=device), torch.zeros(1, device=device)
+
+    prepare(scaled=True)
+    ours.step()
+    del ours.grad_scale, ours.found_inf
+    prepare()
+    named[0][1].grad = None
+    ours.step()
+    prepare()
+    ours.step()
+    prepare(scaled=True)
+    capturing()
+    monkeypatch.setattr(device_table, "is_capturing", lambda device: True)
+    refused(ours, named, NOT_RUN)
 
 
 @every_name

@@ -363,6 +363,9 @@ def test_groups_are_edited(backend, device):
     group["layers"] = np.array([0.5, 1.0])
     with pytest.raises(ValueError, match=r"'layers' of a param group must be None or have 2 entries, not array"):
         ours.step()
+    group["layers"] = tuple(np.array([0.25, 1.0]))
+    ours.step()
+    assert ours.layers()["p0"] == {"lr": 0.125, "weight_decay": 0.5}
     group["layers"] = [{"eps": 1.0}, 1.0]
     with pytest.raises(ValueError, match="has 'eps', but layers of this optimizer"):
         ours.step()

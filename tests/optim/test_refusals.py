@@ -273,6 +273,19 @@ LACKS = {
 }
 
 
+@every_case
+def test_an_edited_flag_that_contradicts_the_backend(name, backend, device):
+    named = parameters([(3,)], torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    train((ours,), (named,), 1)
+    ours.param_groups[0]["fused"] = backend == "torch"
+    gradients(named)
+    before = snapshot(ours, named)
+    with pytest.raises(ValueError, match=f"fused={backend == 'torch'} contradicts backend={backend!r}"):
+        ours.step()
+    assert identical(snapshot(ours, named), before)
+
+
 @pytest.mark.parametrize(
     ("name", "backend", "option", "value", "message"),
     [(*case, *edit) for case in CASES for edit in EDITS if edit[0] not in LACKS[case[0]]],

@@ -32,8 +32,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             needs momentum and no dampening, and works with every option but `capturable` and scalings whose factor
             depends on lr or on the direction (LARC, LAMB).
         rescale_weights: the result of `fused_lwlr.scale_invariant`. Every step whose lr is not 0 divides the weights of
-            these layers by the largest of their norms, and rescales the tensors that depend on them. The function of
-            the network does not change, up to the eps of its normalizations. It costs a launch that reads the weights.
+            these layers by the largest of their norms, and rescales the tensors that depend on them. A tensor on a GPU
+            as lr is never taken for 0, since the host does not wait for it. The function of the network does not
+            change, up to the eps of its normalizations. It costs a launch that reads the weights.
         options: `layers`, `scaling` and others that all optimizers share, see `fused_lwlr.optim.FusedOptimizer`.
 
     Raises:
