@@ -12,16 +12,18 @@ from fused_lwlr.models.small import ResNet, ViT
 
 
 def resnet():
-    convs = ["conv.weight"]
-    norms = ["bn"]
-    for i in range(6):
+    """Three of the six blocks, the second of which has a convolution on its shortcut."""
+    model = ResNet(image_size=8, channels=3, classes=4)
+    model.blocks, model.head = nn.Sequential(*model.blocks[1:4]), head(32)
+    convs, norms = ["conv"], ["bn"]
+    for i in range(3):
         block = f"blocks.{i}"
-        convs += [f"{block}.conv1.weight", f"{block}.conv2.weight"]
+        convs += [f"{block}.conv1", f"{block}.conv2"]
         norms += [f"{block}.bn1", f"{block}.bn2"]
-        if i in (2, 4):
-            convs.append(f"{block}.shortcut.0.weight")
+        if i == 1:
+            convs.append(f"{block}.shortcut.0")
             norms.append(f"{block}.shortcut.1")
-    return ResNet(image_size=8, channels=3, classes=4), convs, {}, of(*norms)
+    return model, [f"{name}.weight" for name in convs], {}, of(*norms)
 
 
 class PreActivation(nn.Module):
@@ -48,7 +50,7 @@ def pre_activation():
 
 def vit():
     # a softmax multiplies queries with keys, and every other layer adds to the outputs of other layers
-    return ViT(image_size=8, channels=3, classes=4), [], {}, {}
+    return ViT(2, 16, image_size=8, channels=3, classes=4), [], {}, {}
 
 
 class Attention(nn.Module):

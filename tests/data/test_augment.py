@@ -128,7 +128,7 @@ def test_no_two_places_draw_the_same(other):
 @pytest.mark.parametrize("scale", [0.08, 0.5])
 def test_a_crop_has_the_part_of_the_area_that_a_recipe_asks_for(scale, tmp_path, timm):
     """Red is the column and green the row of a pixel: their ranges over a crop tell its sides."""
-    side = 240
+    side = 120
     row, column = np.mgrid[:side, :side].astype(np.uint8)
     for split in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / split).mkdir(parents=True)

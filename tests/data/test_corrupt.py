@@ -1,16 +1,16 @@
 """Broken image files, or images of an unusual kind: refused by name, skipped and counted, or decoded correctly."""
 
-import functools
-import io
 import multiprocessing
+import shutil
 import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
+from small_photos import make
 
-from bench import pictures
 from fused_lwlr.data import MicroBatchSampler, open_data, train_batches, val_batches
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, open_rgb
 from fused_lwlr.data.sources import HOPELESS
@@ -32,15 +32,12 @@ def text(file):
     file.write_text("an error page of a web server")
 
 
-@functools.cache
-def huge():
-    file = io.BytesIO()
-    Image.new("1", (20_000, 10_000)).save(file, "PNG")
-    return file.getvalue()
-
-
 def bomb(file):
-    file.write_bytes(huge())
+    """The header of a PNG says how large the image is."""
+    Image.new("1", (1, 1)).save(file, "PNG")
+    content = file.read_bytes()
+    header = b"IHDR" + struct.pack(">II", 20_000, 10_000) + content[24:29]
+    file.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
 
 
 def dangling(file):
@@ -73,12 +70,34 @@ BAD = {
     float_pixels: "mode F",
     broken_exif: "abs",
 }
-bad = pytest.mark.parametrize(("spoil", "why"), BAD.items(), ids=[spoil.__name__ for spoil in BAD])
+BY_WORKERS = truncate, dangling
+"""The fast tests have workers read these alone: an error of Pillow, and one of the system."""
+
+
+def bad(workers):
+    """Each kind without workers, and with this number of them."""
+    return pytest.mark.parametrize(
+        ("spoil", "why", "workers"),
+        [pytest.param(*row, count, id=f"{row[0].__name__}-{count}",
+                      marks=pytest.mark.long if count and row[0] not in BY_WORKERS else ())
+         for row in BAD.items() for count in (0, workers)],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("made") / "photos", classes=2, images=4)
+
+
+@pytest.fixture(scope="module")
+def whole(made):
+    """The batches of all images."""
+    return loaded(open_data(made, image_size=8, augmentation="none").train)
 
 
 @pytest.fixture
-def photos(tmp_path):
-    return pictures.make(tmp_path / "photos", classes=2, images=4)
+def photos(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "photos")
 
 
 def loaded(images, **options):
@@ -86,8 +105,7 @@ def loaded(images, **options):
     return list(train_batches(images, sampler, device=CPU, **options))
 
 
-@bad
-@pytest.mark.parametrize("workers", [0, 1])
+@bad(workers=1)
 def test_a_bad_file_is_refused_in_one_line_that_names_it(spoil, why, workers, photos):
     file = photos / "train" / "flower-00" / "00002.jpg"
     spoil(file)
@@ -98,23 +116,21 @@ def test_a_bad_file_is_refused_in_one_line_that_names_it(spoil, why, workers, ph
     assert set(multiprocessing.active_children()) <= set(before)
 
 
-@bad
-def test_a_bad_file_is_replaced_by_the_next_one_when_training(spoil, why, photos):
-    whole = loaded(open_data(photos, image_size=8, augmentation="none").train)
+@bad(workers=2)
+def test_a_bad_file_is_replaced_by_the_next_one_when_training(spoil, why, workers, photos, whole):
     spoiled = [photos / "train" / "flower-00" / f"0000{i}.jpg" for i in (2, 3)]
     for file in spoiled:
         spoil(file)
     images = open_data(photos, image_size=8, augmentation="none", corrupt="skip").train
     order = MicroBatchSampler(8, seed=0, batch_size=8, micro_batch=4, steps=2)
     at = {index: (b, i) for b, m in enumerate(order) for i, index in enumerate(m.indices) if b < 2}
-    for found in (loaded(images), loaded(images, workers=2)):
-        assert sorted(path for batch in found[:2] for path in batch.skipped) == sorted(
-            map(str, (spoiled[0], spoiled[1], spoiled[1]))
-        )
-        for index, (b, i) in at.items():
-            wanted_b, wanted_i = at[4 if index in (2, 3) else index]  # an image of the next class, with its label
-            assert torch.equal(found[b].inputs[i], whole[wanted_b].inputs[wanted_i])
-            assert found[b].targets[i] == whole[wanted_b].targets[wanted_i]
+    found = loaded(images, workers=workers)
+    skipped = sorted(path for batch in found[:2] for path in batch.skipped)
+    assert skipped == sorted(map(str, (spoiled[0], spoiled[1], spoiled[1])))
+    for index, (b, i) in at.items():
+        wanted_b, wanted_i = at[4 if index in (2, 3) else index]  # an image of the next class, with its label
+        assert torch.equal(found[b].inputs[i], whole[wanted_b].inputs[wanted_i])
+        assert found[b].targets[i] == whole[wanted_b].targets[wanted_i]
 
 
 def test_after_the_last_image_comes_the_first(photos):

@@ -60,7 +60,9 @@ def test_a_character_is_nearest_to_itself_in_other_fonts():
         ({"image_size": 16, "test_size": 20}, "test_size=20 is for photographs"),
     ],
 )
-def test_refused(options, message):
+def test_refused(options, message, monkeypatch):
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16), torch.zeros(1, dtype=torch.int64)
+    monkeypatch.setattr(glyphs, "drawn", lambda side: (images, images))
     with pytest.raises(ValueError, match=message):
         open_data("glyphs", **{"augmentation": "none", **options})
 

@@ -11,8 +11,8 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from small_photos import make
 
-from bench import pictures
 from fused_lwlr.data import (
     MicroBatchSampler,
     bytes_ahead,
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    return pictures.make(tmp_path_factory.mktemp("recipe") / "photos", classes=3, images=5)
+    return make(tmp_path_factory.mktemp("recipe") / "photos", classes=3, images=5)
 
 
 def batches(images, *, workers=0, device=CPU, **options):
@@ -46,7 +46,13 @@ def same(found, wanted):
     )
 
 
-@pytest.mark.parametrize(("source", "augmentation"), [("photos", "strong"), ("synthetic", "basic"), ("digits", "none")])
+@pytest.mark.parametrize(
+    ("source", "augmentation"),
+    [
+        ("photos", "strong"),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in (("synthetic", "basic"), ("digits", "none"))),
+    ],
+)
 def test_bits_depend_neither_on_workers_nor_on_the_first_step(source, augmentation, photos, timm):
     source = photos if source == "photos" else source
     images = open_data(source, image_size=20, augmentation=augmentation, synthetic=(15, 3, 10)).train
@@ -93,7 +99,7 @@ def test_batches_are_on_the_device(device):
         assert batch.inputs.shape == (3, 1, 8, 8)
 
 
-@pytest.mark.parametrize(("world_size", "batch_size", "workers"), [(1, 50, 0), (2, 7, 0), (3, 64, 1), (4, 100, 0)])
+@pytest.mark.parametrize(("world_size", "batch_size", "workers"), [(1, 50, 1), (2, 7, 0), (3, 64, 0), (4, 100, 0)])
 def test_validation_counts_are_exact_over_the_processes(world_size, batch_size, workers):
     images = open_data("digits", image_size=8, augmentation="none").val
     wanted = images.targets.bincount(), images.inputs.double().sum()
@@ -141,7 +147,7 @@ class Counted(Split):
         return Loaded(torch.zeros(1), torch.zeros(1))
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("workers", "prefetch"), [pytest.param(1, 1, marks=pytest.mark.long), (2, 3)])
 def test_no_more_is_made_ahead_than_was_said(workers, prefetch):
     images, used = Counted(), 3
     sampler = MicroBatchSampler(8, seed=0, batch_size=1, micro_batch=1, steps=100)
@@ -201,7 +207,7 @@ def test_a_trainer_that_fails_does_not_wait_for_its_workers():
     assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "diverged")
 
 
-@pytest.mark.parametrize(("workers", "warm"), [(0, 1), (2, 2)])
+@pytest.mark.parametrize(("workers", "warm"), [(0, 1), pytest.param(2, 2, marks=pytest.mark.long)])
 def test_throughput_is_timed_once_all_workers_are_at_work(workers, warm, monkeypatch):
     """The test's clock shows the number of batches so far; timing must start after the warm-up batches."""
     images = open_data("digits", image_size=8, augmentation="none").train

@@ -5,8 +5,8 @@ import tarfile
 
 import pytest
 import torch
+from small_photos import make
 
-from bench import pictures
 from fused_lwlr.data import MicroBatchSampler, open_data, train_batches, val_batches
 from fused_lwlr.data.tar_files import expand
 
@@ -39,7 +39,7 @@ def shards(folder, out, split, count=2):
 
 @pytest.fixture
 def photos(tmp_path):
-    return pictures.make(tmp_path / "photos", classes=3, images=10)
+    return make(tmp_path / "photos", classes=3, images=10)
 
 
 def batches(images, **options):

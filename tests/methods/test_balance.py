@@ -55,7 +55,7 @@ def test_the_code_of_the_authors(h):
 
 
 @pytest.mark.parametrize("gradient", ["signal", "full"])
-@pytest.mark.parametrize("h", [2, 3, 8, 31])
+@pytest.mark.parametrize("h", [2, 3, *(pytest.param(h, marks=pytest.mark.long) for h in (8, 31))])
 @every_network
 def test_matrices_have_these_means(layers, alpha, h, gradient):
     """Closed forms hold for the signal, the exact expectation for the full gradient; at any h."""

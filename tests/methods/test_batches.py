@@ -53,8 +53,8 @@ KINDS = {
 }
 METHODS = {
     "calibrate": lambda model, batches, loss_fn: dict(calibrate(model, batches, loss_fn)),
-    "gradinit_": lambda model, batches, loss_fn: gradinit_(model, batches, loss_fn, lr=0.1, steps=3, gamma=0.5),
-    "metainit_": lambda model, batches, loss_fn: metainit_(model, batches, loss_fn, steps=3),
+    "gradinit_": lambda model, batches, loss_fn: gradinit_(model, batches, loss_fn, lr=0.1, steps=2, gamma=0.5),
+    "metainit_": lambda model, batches, loss_fn: metainit_(model, batches, loss_fn, steps=2),
     "scale_invariant": lambda model, batches, loss_fn: scale_invariant(model, batches[0], loss_fn).cosines,
 }
 
@@ -185,8 +185,14 @@ class Anything(Recorded):
     ("model", "taken", "wrap"),
     [
         (Inputs, {"x"}, lambda model: model),
-        (Inputs, {"x"}, lambda model: torch.compile(model, backend="eager")),
-        (Inputs, {"x"}, lambda model: DistributedDataParallel(torch.compile(model, backend="eager"))),
+        pytest.param(Inputs, {"x"}, lambda model: torch.compile(model, backend="eager"), marks=pytest.mark.long),
+        pytest.param(
+            Inputs,
+            {"x"},
+            lambda model: DistributedDataParallel(torch.compile(model, backend="eager")),
+            marks=pytest.mark.long,
+        ),
+        (Inputs, {"x"}, DistributedDataParallel),
         (Inputs, {"x"}, nn.DataParallel),
         (WithLabels, {"x", "labels"}, lambda model: model),
         (Anything, {"x", "labels", "targets"}, lambda model: model),

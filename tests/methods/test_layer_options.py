@@ -175,6 +175,7 @@ def test_blockwise_of_a_feed_forward_layer_by_its_own_name(name):
     assert [found[f"layers.0.{own}.weight"] for own in ("wq", "wv", name)] == [8, 4, 6]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["LlamaConfig", "BertConfig"])
 def test_blockwise_of_transformers(kind, third_party):
     """Every layer of the blocks has a kind."""

@@ -15,7 +15,7 @@ from fused_lwlr import DifferentiableNorms, gradient_quotient, metainit_
 from fused_lwlr.methods.gradinit import gaussian_batches
 from fused_lwlr.methods.gradinit import metainit as metainit_module
 from fused_lwlr.methods.gradinit.metainit import SignDescent
-from fused_lwlr.models.small import ResNet, ViT
+from fused_lwlr.models.build import build
 
 
 def net():
@@ -238,11 +238,11 @@ def test_derivative_of_the_quotient(norm, monkeypatch):
     assert derivatives == pytest.approx(slopes, rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("of", [ResNet, ViT])
-def test_random_data(of, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["resnet8x2", "vit1x16"])
+def test_random_data(name, tmp_path, capsys):
     """Networks with normalization and attention, on the paper's minibatches; buffers stay."""
     torch.manual_seed(0)
-    model = of(image_size=8, channels=1, classes=4)
+    model = build(name, image_size=8, channels=1, classes=4)
     buffers = [buffer.clone() for buffer in model.buffers()]
     batches = gaussian_batches((4, 1, 8, 8), 4)
     x, y = next(gaussian_batches((4, 1, 8, 8), 4))

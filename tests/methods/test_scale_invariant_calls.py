@@ -16,7 +16,6 @@ from zoo import build, conv_bias
 from zoo_parts import conv, data, found, of
 
 from fused_lwlr.methods.elr import scale_invariant
-from fused_lwlr.models.small import ResNet
 
 
 def test_mapping_outputs_and_extra_tensors():
@@ -61,8 +60,7 @@ def test_table_and_membership():
 
 @pytest.mark.parametrize("copied", [deepcopy, through_pickle, partial(saved, weights_only=False)])
 def test_copies_stay_together(copied):
-    torch.manual_seed(0)
-    model = ResNet(image_size=8, channels=3, classes=4)
+    model, *_ = build("resnet")
     model.conv = conv(3, 16, bias=True)
     result = scale_invariant(model, data(), cross_entropy)
     other, its_result = copied((model, result))

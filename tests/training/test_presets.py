@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_photos import make
 
-from bench.pictures import make
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.runs.run import run
 from fused_lwlr.training import mlperf
@@ -73,7 +73,13 @@ def test_models_of_timm_start_as_the_page_of_recipes_says(given, init):
     assert resolve(None, {"model": "timm:resnet18", **given}).init == init
 
 
-@pytest.mark.parametrize("preset", DISTINCT)
+FAST = ("resnet50-sgd-strong", "convnext-t", "vit-s-adamw", "resnet50-lars-lwlr", "resnet50-elr-lwlr")
+"""One of each optimizer, of single rates and of layer-wise ones, and with an average."""
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in FAST else pytest.mark.long) for name in DISTINCT]
+)
 def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: Path(folder) / "report.html")
     recipe = small(preset, pictures, out=str(tmp_path), ema=0.9 if "vit" in preset else None)

@@ -6,7 +6,7 @@ from fused_lwlr.papers.training import recipe_of, trainer_of
 from fused_lwlr.training.presets import PRESETS, resolve
 from fused_lwlr.training.recipe import Recipe
 
-COMMON = {"model": "vit", "rates": "layerwise", "calibration_steps": 2, "device": "cpu", "backend": "torch"}
+COMMON = {"model": "vit1x16", "rates": "layerwise", "calibration_steps": 2, "device": "cpu", "backend": "torch"}
 TOKENS = ("cls_token", "pos_embed")
 
 
@@ -51,8 +51,8 @@ def test_by_default_only_what_starts_at_zero_is_left_out():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rates_exclude": ("pos_embedd",)}, "--rates-exclude has 'pos_embedd': it is not a layer of vit; did you"),
-        ({"rates_exclude": ("none", "head.bias")}, "--rates-exclude has 'none': it is not a layer of vit"),
+        ({"rates_exclude": ("pos_embedd",)}, "--rates-exclude has 'pos_embedd': it is not a layer of vit1x16; did you"),
+        ({"rates_exclude": ("none", "head.bias")}, "--rates-exclude has 'none': it is not a layer of vit1x16"),
         ({"rates_exclude": ("*.*", "*_*")}, "--rates-exclude *.* *_* leaves no layer: give fewer patterns"),
     ],
 )  # fmt: skip

@@ -128,7 +128,7 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
     generator = torch.Generator().manual_seed(0)
     refused = 0
     attributes = [match.start() + 38 for match in re.finditer(b"PK\x01\x02", whole)]  # a bit of them marks a folder
-    for place in [*torch.randint(len(whole), (300,), generator=generator).tolist(), *attributes]:
+    for place in [*torch.randint(len(whole), (120,), generator=generator).tolist(), *attributes]:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
         try:
             assert identical(files.read_tensors(path), expected)
@@ -136,7 +136,7 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
             assert "\n" not in str(error)  # noqa: PT017
             refused += 1
     # the other bytes are padding, and headers that zip stores twice
-    assert refused > 100
+    assert refused > 40
     for part in range(8):
         path.write_bytes(whole[: len(whole) * part // 8])
         with pytest.raises(ValueError, match=r"\S"):

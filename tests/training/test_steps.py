@@ -14,13 +14,15 @@ from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.records import Interval
 from fused_lwlr.training.trainer import Trainer
 
-BASE = Recipe(rates="single", lr=0.05, steps=8, batch_size=32, device="cpu", workers=0, weight_decay=1e-3)
+BASE = Recipe(
+    model="resnet8x4", rates="single", lr=0.05, steps=8, batch_size=32, device="cpu", workers=0, weight_decay=1e-3
+)
 
 
 @pytest.mark.long
 def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
     """Gradients overflow at GradScaler's initial scale; a step on overflow changes no weight."""
-    trainer = prepared(dataclasses.replace(BASE, amp="fp16", steps=8), data)
+    trainer = prepared(dataclasses.replace(BASE, model="resnet", amp="fp16", steps=8), data)
     passes, scales, moved = trainer.batches(), [], []
     for _ in range(8):
         scales.append(trainer.scaler.get_scale())

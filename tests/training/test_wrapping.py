@@ -15,7 +15,7 @@ from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
 
-BASE = Recipe(model="vit", rates="single", lr=0.01, steps=2, batch_size=8, device="cpu", workers=0)
+BASE = Recipe(model="vit2x16", rates="single", lr=0.01, steps=2, batch_size=8, device="cpu", workers=0)
 
 
 def trained(data, **options):
@@ -33,7 +33,7 @@ GPUS = World(0, 2, torch.device("cuda", 0))
         ({"fsdp": True}, ALONE, "--fsdp shards a model over processes, but there is only one"),
         ({"sync_bn": True}, ALONE, "--sync-bn is for several processes, but there is only one"),
         ({"sync_bn": True}, World(0, 2, torch.device("cpu")), "--sync-bn needs GPUs, but the device is cpu"),
-        ({"sync_bn": True}, GPUS, "--sync-bn has no effect: vit has no batch normalization"),
+        ({"sync_bn": True}, GPUS, "--sync-bn has no effect: vit2x16 has no batch normalization"),
         (
             {"grad_checkpointing": True, "model": "noshort"},
             ALONE,
@@ -91,7 +91,7 @@ def test_recomputed_activations_change_no_bit(momentum):
         assert torch.equal(plain(images), other(images))
 
 
-@pytest.mark.parametrize("model", ["vit", "resnet"])
+@pytest.mark.parametrize("model", ["vit2x16", "resnet8x4"])
 def test_blocks_of_a_training_are_recomputed(model, data, monkeypatch):
     wrapped = []
     whole = wrapping.recompute
@@ -114,7 +114,7 @@ def test_compiled_blocks_are_recomputed(data, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["vit", "resnet"])
+@pytest.mark.parametrize("model", ["vit2x16", "resnet8x4"])
 def test_master_weights_train_as_mixed_precision(model, data):
     """From the same rounded weights, master weights equal the weights of a training in float32."""
     options = {"model": model, "amp": "bf16", "optimizer": "adamw", "ema": 0.5}
@@ -135,7 +135,7 @@ def test_master_weights_train_as_mixed_precision(model, data):
 
 
 def test_rates_are_measured_with_master_weights(data):
-    options = {"model": "resnet", "amp": "bf16", "rates": "layerwise", "calibration_steps": 2}
+    options = {"model": "resnet8x4", "amp": "bf16", "rates": "layerwise", "calibration_steps": 2}
     rates, exact = (trained(data, **options, master_weights=wanted).rates for wanted in (True, False))
     for name, eta in exact.items():
         assert rates[name] == pytest.approx(eta, rel=0.1), name
