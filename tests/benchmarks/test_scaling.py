@@ -66,7 +66,7 @@ def test_calls_grow_with_tensors_and_no_faster(name):
     """The first step, and a step with new gradients and another rate, which loops over tensors only in C."""
     optimizer_of([64], OPTIONS[name]).step()
     totals = []
-    for count in (10, 110, 1110):
+    for count in (10, 60, 560):
         optimizer = optimizer_of([64] * count, OPTIONS[name])
         first = calls(optimizer.step).total()
         for param in optimizer.param_groups[0]["params"]:
@@ -74,7 +74,7 @@ def test_calls_grow_with_tensors_and_no_faster(name):
         optimizer.param_groups[0]["lr"] *= 0.5
         totals.append((first, calls(optimizer.step).total()))
     for small, middle, large in zip(*totals, strict=True):
-        assert (large - middle) / 1000 <= 1.05 * (middle - small) / 100
+        assert (large - middle) / 500 <= 1.05 * (middle - small) / 50
     assert len({later for _, later in totals}) == 1
     assert totals[0][1] < 200
 

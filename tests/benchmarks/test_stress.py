@@ -30,6 +30,7 @@ def test_the_queue_equals_two_launches(device, monkeypatch, threads):
     assert wrong(device, stress.SAME_ORDER + 2) == [0] * 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bit", [0, 31])
 def test_one_different_bit_is_wrong(device, monkeypatch, bit):
     """In the last element of a weight, zero with another sign too."""
@@ -45,6 +46,7 @@ def test_one_different_bit_is_wrong(device, monkeypatch, bit):
     assert wrong(device, 1) == [1] * 5
 
 
+@pytest.mark.long
 def test_a_wrong_norm_is_wrong(device, monkeypatch):
     """Covers elements that a norm skips, on which both ways of a step would agree."""
     real = torch.Tensor.square

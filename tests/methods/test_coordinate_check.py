@@ -50,7 +50,7 @@ def ours(model):
 @pytest.mark.parametrize(("make_optimizer", "mup"), [(standard, False), (ours, True)])
 def test_activations_are_level_with_mup_alone(make_optimizer, mup):
     """Tensor Programs V, Figure 5: in the standard parametrization, hidden activations and outputs grow."""
-    widths, data = [64, 256, 512], batches(4)
+    widths, data = [64, 256, 1024], batches(4)
     found = coordinate_check(
         lambda width: mlp(width, mup=mup), widths, make_optimizer, data, cross_entropy, steps=3, seeds=(0, 1)
     )
