@@ -152,6 +152,7 @@ def test_wheel_holds_one_package(tracked, distributions):
     assert [name for name in found if found[name] != expected[name]] == []
 
 
+@pytest.mark.long
 def test_source_distribution_holds_no_tests(distributions):
     """setuptools would add some files of the tests, which do not run without the others."""
     with tarfile.open(distributions[0]) as sdist:

@@ -69,15 +69,19 @@ def test_version(run):
     ],
 )
 def test_calibrate_leaves_layers_out(run, tmp_path, options, left_out):
-    run("calibrate --model vit --steps 1 --device cpu --rates-exclude none --out all.json")
+    line = "calibrate --model vit1x16 --steps 1 --device cpu"
+    run(f"{line} --rates-exclude none --out all.json")
     every = LayerRates.from_json(tmp_path / "all.json")
-    run(f"calibrate --model vit --steps 1 --device cpu {options}")
+    run(f"{line} {options}")
     rates = LayerRates.from_json(tmp_path / "rates.json")
     assert [layer.name for layer in rates.layers if layer.note == "excluded"] == left_out
     if "--no-init" not in options:
         assert dict(rates) == dict(every.exclude(*left_out) if left_out else every)
-    told = run("calibrate --model vit --steps 1 --device cpu --rates-exclude pos_embd", code=2).output
-    assert "--rates-exclude has 'pos_embd': it is not a layer of vit; did you mean 'pos_embed'?" in told
+
+
+def test_calibrate_knows_the_layers_that_it_leaves_out(run):
+    told = run("calibrate --model vit1x16 --steps 1 --device cpu --rates-exclude pos_embd", code=2).output
+    assert "--rates-exclude has 'pos_embd': it is not a layer of vit1x16; did you mean 'pos_embed'?" in told
 
 
 @pytest.mark.long
@@ -130,8 +134,8 @@ def test_a_terminal_that_lacks_letters(tmp_path, monkeypatch):
 
 
 def test_synthetic_images_are_named(run):
-    line = "calibrate --data synthetic --image-size 16 --batch-size 4 --steps 1 --device cpu"
-    assert "resnet on synthetic (random images and labels), 1 minibatches of 4" in run(line).output
+    line = "calibrate --model resnet8x2 --data synthetic --image-size 16 --batch-size 4 --steps 1 --device cpu"
+    assert "resnet8x2 on synthetic (random images and labels), 1 minibatches of 4" in run(line).output
 
 
 @pytest.mark.long

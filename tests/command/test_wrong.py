@@ -198,7 +198,7 @@ def test_a_value_with_a_tilde_is_in_the_home_folder(run, tmp_path, monkeypatch):
     assert f"--config {tmp_path}/home/a.toml: there is no such file" in run("train --config=~/a.toml", 2).stderr
     assert f"--config {tmp_path}/home/a.toml: there is no such file" in run("train --config ~/a.toml", 2).stderr
     assert f"--data {tmp_path}/home/photos is not a folder" in run("train --config a.toml", 2).stderr
-    run("calibrate --steps 1 --device cpu --out=~/rates.json")
+    run("calibrate --model resnet8x2 --steps 1 --device cpu --out=~/rates.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "home"]
 
 
@@ -218,7 +218,7 @@ def test_rates_are_complete_or_absent(run, line, tmp_path, monkeypatch):
     monkeypatch.setattr(LayerRates, "to_json", half)
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "rates.json").write_text("before")
-    assert run(f"{line} --steps 1 --device cpu", 2).stderr == "Error: a kill\n"
+    assert run(f"{line} --model resnet8x2 --steps 1 --device cpu", 2).stderr == "Error: a kill\n"
     assert (tmp_path / "x" / "rates.json").read_text() == "before"
     assert not list((tmp_path / "x").glob("*.partial"))
 
@@ -227,7 +227,7 @@ def test_rates_are_complete_or_absent(run, line, tmp_path, monkeypatch):
 def test_rates_are_written_to_a_pipe(run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    run("calibrate --steps 1 --device cpu --out pipe")
+    run("calibrate --model resnet8x2 --steps 1 --device cpu --out pipe")
     assert (tmp_path / "pipe").is_fifo()
     assert os.read(reader, 10) == b'{\n "steps"'
     os.close(reader)
@@ -301,7 +301,7 @@ def test_a_field_of_splits_is_no_option(run, tmp_path, monkeypatch):
 
 
 def test_divergence(run):
-    stderr = run("train --rates single --lr 1e12 --warmup-epochs 0 --epochs 1 --device cpu", 1).stderr
+    stderr = run("train --model resnet8x2 --rates single --lr 1e12 --warmup-epochs 0 --epochs 1 --device cpu", 1).stderr
     assert "try a lower learning rate (--lr)" in stderr
 
 
@@ -310,7 +310,7 @@ def test_a_full_disk(run, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    stderr = run("train --steps 1 --rates single --device cpu", 2).stderr
+    stderr = run("train --model resnet8x2 --steps 1 --rates single --device cpu", 2).stderr
     assert stderr == "Error: [Errno 28] No space left on device: make room on the disk, and type the command again\n"
 
 
@@ -320,7 +320,7 @@ def test_too_many_processes(reason, run, monkeypatch):
         raise OSError(reason, os.strerror(reason))
 
     monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refused)
-    stderr = run("train --steps 1 --rates single --device cpu --workers 1", 2).stderr
+    stderr = run("train --model resnet8x2 --steps 1 --rates single --device cpu --workers 1", 2).stderr
     assert f"{os.strerror(reason)}: start fewer processes (train: --workers, study: --jobs), or raise" in stderr
 
 
@@ -345,7 +345,7 @@ def test_a_worker_that_is_killed(run, monkeypatch):
         return whole(self, wanted)
 
     monkeypatch.setattr(Tensors, "__getitem__", dying)
-    stderr = run("train --steps 2 --rates single --device cpu --workers 1", 2).stderr
+    stderr = run("train --model resnet8x2 --steps 2 --rates single --device cpu --workers 1", 2).stderr
     assert re.fullmatch(
         r"Error: DataLoader worker \(pid(\(s\))? \d+\) .*: if memory ran out, take fewer of them "
         r"\(train: --workers\) and type the command again\n",

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import runpy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,19 @@ def test_links_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
+def numbers_in(text):
+    return set(re.findall(r"\d+(?:\.\d+)? ± \d+(?:\.\d+)?", text))
+
+
+@cache
+def known_numbers():
+    return numbers_in(" ".join(file.read_text() for file in RECORDED.glob("studies/*/table.md")))
+
+
 @named(PAGES)
 def test_means_and_deviations_are_recorded(page):
     """Every `a ± b` of a page is in a table of a study."""
-    tables = " ".join(file.read_text() for file in RECORDED.glob("studies/*/table.md"))
-    known = set(re.findall(r"\d+(?:\.\d+)? ± \d+(?:\.\d+)?", tables))
-    assert not set(re.findall(r"\d+(?:\.\d+)? ± \d+(?:\.\d+)?", page.read_text())) - known
+    assert not numbers_in(page.read_text()) - known_numbers()
 
 
 @named(PAGES)

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_name
 from steps import OPTIONS, OURS, TORCH, compare, parameters, saved, train, twin
 from tolerances import close, same
 from torch.optim import lr_scheduler as lrs
@@ -41,7 +40,6 @@ SCHEDULERS = {
 }
 CYCLES_MOMENTUM = {"CyclicLR", "OneCycleLR"}
 every_scheduler = pytest.mark.parametrize("scheduler", SCHEDULERS)
-tensor_or_float = pytest.mark.parametrize("tensor_lr", [False, True], ids=["float", "tensor"])
 
 
 def test_every_scheduler_of_torch_is_here():
@@ -86,9 +84,13 @@ def advance(schedulers):
 
 
 # a kernel gets a number, from a float or a tensor
-@pytest.mark.parametrize(("backend", "tensor_lr"), [("torch", False), ("torch", True), ("triton", True)])
+@pytest.mark.parametrize(
+    ("name", "backend", "tensor_lr"),
+    [("sgd", "torch", False), ("adamw", "torch", True), ("adamw", "triton", True),
+     *(pytest.param(*cell, marks=pytest.mark.long)
+       for cell in (("adamw", "torch", False), ("sgd", "torch", True), ("sgd", "triton", True)))],
+)  # fmt: skip
 @every_scheduler
-@every_name
 def test_scheduler(name, backend, scheduler, tensor_lr, device):
     """Two groups; the scheduler reads and writes the same values in our groups as in torch's."""
     named = parameters(SHAPES, torch.float32, device)
@@ -118,9 +120,12 @@ def test_scheduler(name, backend, scheduler, tensor_lr, device):
     compare(check, ours, torchs, named, expected)
 
 
-@tensor_or_float
+@pytest.mark.parametrize(
+    ("name", "tensor_lr"),
+    [("sgd", False), ("adamw", True),
+     *(pytest.param(*cell, marks=pytest.mark.long) for cell in (("adamw", False), ("sgd", True)))],
+)  # fmt: skip
 @every_scheduler
-@every_name
 def test_resumed_with_its_scheduler(name, scheduler, tensor_lr, device):
     """Optimizer and scheduler saved half-way and loaded into new ones: the same bits as without."""
     named = parameters(SHAPES, torch.float32, device)

@@ -1,7 +1,6 @@
 """Param groups, schedulers and Lookahead of timm, on our optimizers and on torch's."""
 
 import pytest
-from cases import every_name
 from small_vit import load, vit_twins
 from steps import OPTIONS, OURS, TORCH, compare, saved, train
 from tolerances import same
@@ -69,9 +68,13 @@ def train_on(optimizers, twins, schedulers, epochs):
     return rates
 
 
-@pytest.mark.parametrize("sched", SCHEDULES)
-@pytest.mark.parametrize("grouping", GROUPS)
-@every_name
+# every schedule with AdamW and layer decay, and all groups with one of them; fast tests leave the other pairs out
+@pytest.mark.parametrize(
+    ("name", "grouping", "sched"),
+    [pytest.param(name, grouping, sched,
+                  marks=() if sched == "cosine" or (name, grouping) == ("adamw", "layer_decay") else pytest.mark.long)
+     for name in OURS for grouping in GROUPS for sched in SCHEDULES],
+)  # fmt: skip
 def test_groups_of_timm(name, grouping, sched, timm, twins):
     """`lr_scale`, which timm's schedulers multiply rates with, stays with its group; also through a checkpoint."""
     groups = [GROUPS[grouping](timm, model) for model in twins]

@@ -38,7 +38,7 @@ def test_the_deepest_net_of_the_paper_trains():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("image_size", [8, 32, 64])
+@pytest.mark.parametrize("image_size", [8, 32, pytest.param(64, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("name", "convolutions"),
     [("vgg19x8", 16), ("vgg19x8-nobn", 16), ("densenet40x6", 39), ("densenet40x6-nobn", 39)],
@@ -84,8 +84,9 @@ def test_vgg_is_that_of_torchvision(third_party):
     """Its features are the same modules in the same order, for images that halve five times."""
     torchvision = third_party("torchvision")
     for norm in (True, False):
-        theirs = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["E"], batch_norm=norm)
-        ours = build("vgg19" if norm else "vgg19-nobn", image_size=32, channels=3, classes=10).layers
+        with torch.device("meta"):
+            theirs = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["E"], batch_norm=norm)
+            ours = build("vgg19" if norm else "vgg19-nobn", image_size=32, channels=3, classes=10).layers
         kept = [module for module in ours if not isinstance(module, nn.Identity)]
         assert [type(module) for module in kept] == [type(module) for module in theirs]
         for own, other in zip(kept, theirs, strict=True):

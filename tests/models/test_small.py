@@ -10,22 +10,22 @@ from fused_lwlr.data.digits import digits
 from fused_lwlr.models.build import build
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("image_size", [8, 16, 32, 64])
+@pytest.mark.parametrize(("image_size", "channels"), [(8, 3), (16, 1), (32, 3), (64, 1)])
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [("resnet", 100_000, 300_000), ("vit", 100_000, 300_000), ("noshort", 70_000, 75_000)],
 )
 def test_shape_size_and_a_gradient_for_every_parameter(name, least, most, image_size, channels):
     model = build(name, image_size=image_size, channels=channels, classes=7)
-    logits = model(torch.randn(4, channels, image_size, image_size))
-    assert logits.shape == (4, 7)
+    logits = model(torch.randn(2, channels, image_size, image_size))
+    assert logits.shape == (2, 7)
     assert least < sum(p.numel() for p in model.parameters()) < most
-    nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    nn.functional.cross_entropy(logits, torch.arange(2)).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_without_shortcuts_every_layer_is_needed():
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_without_shortcuts_every_layer_is_needed(every):
     """With any one convolution cut, the output is the same for all images: no path avoids it."""
     model = build("noshort", image_size=8, channels=1, classes=10)
     images = torch.randn(4, 1, 8, 8)
@@ -39,7 +39,7 @@ def test_without_shortcuts_every_layer_is_needed():
         return float((logits - logits[0]).abs().max())
 
     assert difference() > 0.01
-    for conv in convolutions:
+    for conv in convolutions[::every]:
         weight = conv.weight.detach().clone()
         nn.init.zeros_(conv.weight)
         assert difference() < 1e-5
