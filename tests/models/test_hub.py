@@ -9,6 +9,8 @@ from fused_lwlr import AdamW, calibrate, gradinit_, lwlr_init_, multipliers, sca
 from fused_lwlr.models.build import build
 from fused_lwlr.training.losses import flatten_predictions
 
+# the import of transformers takes two seconds
+pytestmark = pytest.mark.long
 SMALL = {
     "gpt2": {"n_layer": 1, "n_embd": 16, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "llama": {
@@ -51,7 +53,6 @@ def test_logits_equal_the_models_with_its_names(name, transformers):
     assert torch.allclose(plain(some_batch()[0]).logits, logits, atol=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_every_method_takes_it(name):
     model = built(name)
