@@ -124,7 +124,7 @@ def test_rates_equal_calibrate(amp, data):
     assert dict(trainer.rates) == dict(expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"gamma": 0.5, "tau": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"gamma": 0.2, "tau": 0.1}])
 def test_gradinit_scales_the_weights_of_the_model_itself(options, data):
     fields = {f"gradinit_{name}": value for name, value in options.items()}
     recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, model=VIT, **fields)
