@@ -93,6 +93,7 @@ def test_grandchildren_are_killed_and_rows_stay(tmp_path, end):
     assert (first["exit"], second["exit"]) == (("killed", "killed") if end else (0, 0))
 
 
+@pytest.mark.long
 def test_a_day_that_is_asked_to_end_kills_its_processes(tmp_path):
     code = (
         "import sys; from bench import gpu_day\n"

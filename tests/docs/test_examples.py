@@ -73,6 +73,7 @@ def test_examples_with_other_libraries_start_as_a_user_starts_them(name, package
     assert "usage:" in result.stdout
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timm")
 def test_finetune_timm(run, photographs, capsys):
     sizes = {"model": "test_vit", "batch_size": 8, "epochs": 4, "workers": 0, "lr": 0.01}
@@ -113,7 +114,7 @@ def test_own_scaling(run, capsys):
     assert "The step is the one that was written out." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("gradinit", ["--gradinit", "--no-gradinit"])
+@pytest.mark.parametrize("gradinit", ["--gradinit", pytest.param("--no-gradinit", marks=pytest.mark.long)])
 def test_language_model(run, gradinit):
     sizes = {"gradinit_steps": 5, "context": 16, "lr": 0.01, "width": 16, "depth": 1, "steps": 20}
     losses = run("language_model", gradinit, **sizes)["losses"]

@@ -170,12 +170,12 @@ def test_adam(lr):
 
 
 NORMS = {
-    "batch": (lambda: nn.BatchNorm1d(3), (4, 3, 2)),
-    "batch, of images": (lambda: nn.BatchNorm2d(2, affine=False), (3, 2, 2, 2)),
+    "batch": (lambda: nn.BatchNorm1d(2), (3, 2, 2)),
+    "batch, of images": (lambda: nn.BatchNorm2d(2, affine=False), (2, 2, 2, 1)),
     "batch, in evaluation mode": (lambda: nn.BatchNorm1d(3).eval(), (4, 3)),
-    "instance": (lambda: nn.InstanceNorm1d(3, affine=True), (2, 3, 4)),
-    "instance, by running statistics": (lambda: nn.InstanceNorm1d(3, track_running_stats=True).eval(), (2, 3, 4)),
-    "layer": (lambda: nn.LayerNorm((3, 2)), (4, 3, 2)),
+    "instance": (lambda: nn.InstanceNorm1d(2, affine=True), (2, 2, 3)),
+    "instance, by running statistics": (lambda: nn.InstanceNorm1d(2, track_running_stats=True).eval(), (2, 2, 3)),
+    "layer": (lambda: nn.LayerNorm((3, 2)), (2, 3, 2)),
     "layer, without bias": (lambda: nn.LayerNorm(4, bias=False), (3, 4)),
     "weight": (lambda: parametrizations.weight_norm(nn.Linear(4, 3)), (2, 4)),
     "weight, of columns": (lambda: parametrizations.weight_norm(nn.Linear(4, 3), dim=1), (2, 4)),
