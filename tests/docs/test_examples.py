@@ -103,6 +103,7 @@ def test_bf16_master_weights(run):
     assert off["bfloat16, stochastic rounding"] < off["bfloat16"] / 2
 
 
+@pytest.mark.long
 def test_own_scaling(run, capsys):
     found = run("own_scaling")
     factors = dict(

@@ -21,8 +21,16 @@ NOT_HERE = {
 """Titles of blocks that some machines cannot run, and whether this is one."""
 
 
-def named(pages):
-    return pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages])
+SLOW = ("adding-a-rule", "adding-a-scaling", "layers", "rules", "sharding")
+"""Pages whose code needs kernels of its own, or draws a figure."""
+
+
+def named(pages, slow=()):
+    return pytest.mark.parametrize(
+        "page",
+        [pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=pytest.mark.long if page.stem in slow else ())
+         for page in pages],
+    )  # fmt: skip
 
 
 def script(text):
@@ -38,7 +46,7 @@ def script(text):
     return "\n".join(lines)
 
 
-@named([page for page in PAGES if "```python" in page.read_text()])
+@named([page for page in PAGES if "```python" in page.read_text()], slow=SLOW)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page, one after another: later ones use the names of earlier ones."""
     text = page.read_text()

@@ -117,7 +117,7 @@ def test_compiled_blocks_are_recomputed(data, monkeypatch):
 @pytest.mark.parametrize("model", ["vit2x16", "resnet8x4"])
 def test_master_weights_train_as_mixed_precision(model, data):
     """From the same rounded weights, master weights equal the weights of a training in float32."""
-    options = {"model": model, "amp": "bf16", "optimizer": "adamw", "ema": 0.5}
+    options = {"model": model, "amp": "bf16", "optimizer": "adamw", "ema": 0.5, "backend": "torch"}
     exact = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
     layers = [module for module in exact.model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     for layer in layers:
