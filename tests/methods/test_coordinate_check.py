@@ -52,7 +52,7 @@ def test_activations_are_level_with_mup_alone(make_optimizer, mup):
     """Tensor Programs V, Figure 5: in the standard parametrization, hidden activations and outputs grow."""
     widths, data = [64, 256, 1024], batches(4)
     found = coordinate_check(
-        lambda width: mlp(width, mup=mup), widths, make_optimizer, data, cross_entropy, steps=3, seeds=(0, 1)
+        lambda width: mlp(width, mup=mup), widths, make_optimizer, data, cross_entropy, steps=3, seeds=(2,)
     )
     assert found.names == ("0", "1", "2", "3", "4", "(output)")
     after = dict(zip(found.names, found.exponents[1:].T, strict=True))
