@@ -11,16 +11,30 @@ from zoo_parts import data, found, of
 
 from fused_lwlr.methods.elr import scale_invariant
 
+FEW = (
+    "dense", "mlp", "chain", "twice", "group_instance_layer", "tied", "dropout", "unknown_state", "nested", "qk_norm",
+)  # fmt: skip
+"""Networks of each kind: norms, concatenation, biases, weights used twice, dropout, unknown state, attention."""
 
-@pytest.mark.parametrize(("zero_bias", "tolerance"), [(True, {}), (False, {"tolerance": 1.0})])
+
+def every_net(names=NETS):
+    """All networks; those that are not of the few are left to the long tests."""
+    marks = {name: () if name in FEW else pytest.mark.long for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
+
+
+@every_net()
+def test_set_and_exponents(name):
+    """Eq. 2 changes one weight only, so it holds while biases before norms across channels are zero."""
+    model, *expected = build(name, zero_bias=True)
+    assert found(model, scale_invariant(model, data(), cross_entropy)) == tuple(expected)
+
+
 @pytest.mark.parametrize("name", NETS)
-def test_set_and_exponents(name, zero_bias, tolerance):
-    """Eq. 2 changes one weight only, so it holds while biases before norms across channels are zero.
-
-    With a tolerance of 1 every weight is a candidate, and doubling alone decides.
-    """
-    model, *expected = build(name, zero_bias=zero_bias)
-    assert found(model, scale_invariant(model, data(), cross_entropy, **tolerance)) == tuple(expected)
+def test_set_and_exponents_by_doubling(name):
+    """With a tolerance of 1 every weight is a candidate, and doubling alone decides, with any biases."""
+    model, *expected = build(name)
+    assert found(model, scale_invariant(model, data(), cross_entropy, tolerance=1.0)) == tuple(expected)
 
 
 def rescale(result, c):
@@ -40,7 +54,7 @@ def evaluate(model, x, training):
     return copy.deepcopy(model).train(training)(x)
 
 
-@pytest.mark.parametrize("name", [name for name in NETS if build(name)[1]])
+@every_net([name for name in NETS if build(name)[1]])
 def test_rescaled_network_is_the_same_function(name):
     model, names, _, _ = build(name, torch.float64)
     for seed in range(3):
