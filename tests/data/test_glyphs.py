@@ -30,16 +30,19 @@ def test_fonts_have_the_characters_and_come_once():
 
 
 @pytest.mark.long
-def test_images_are_the_same_each_time_and_differ_from_each_other():
+def test_images_are_the_same_each_time_and_differ_from_each_other(monkeypatch):
     first = drawn(16)[0][0]
+    monkeypatch.setattr(glyphs, "fonts", lambda: fonts()[:10])
     again = drawn.__wrapped__(16)[0][0]
-    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    # every fifth font is for validation
+    assert len(again) == 8 * 34 * COPIES
+    torch.testing.assert_close(again, first[: len(again)], rtol=0, atol=0)
     assert len(first.flatten(1).unique(dim=0)) == len(first)
     # characters are inside: the border is mostly black, and each image has some white
     assert first.flatten(1).amax(1).min() > 100
     border = torch.cat([first[..., 0, :], first[..., -1, :], first[..., 0], first[..., -1]], dim=-1)
     assert border.float().mean() < 10
-    assert drawn(24)[0][0].shape[-2:] == (24, 24)
+    assert drawn.__wrapped__(24)[0][0].shape[-2:] == (24, 24)
 
 
 @pytest.mark.long
