@@ -9,7 +9,7 @@ from typing import Any
 from fused_lwlr.papers import images
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP
 from fused_lwlr.papers.elr_spread import train_recorded
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import Settings
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, summary
 from fused_lwlr.papers.training import recipe_of
@@ -21,9 +21,6 @@ SETUPS: images.Arms = {
     "neither": (NEITHER, (0.1, 0.3, 1.0)),
     "constrained": ({**NEITHER, "scaling": "elr", "goal": GOAL}, (0.01, 0.03, 0.1)),
 }
-GRID = images.ladder(
-    {"warm-up": "warmup", "SGD with": "setup"}, dict.fromkeys(("neither", "constrained"), "momentum, decay")
-)
 GAIN = Grid({"SGD with": "setup", "warm-up": "warmup"}, rivals={WARMUP: 0.0})
 """Each setup with warm-up against the same without it."""
 NETWORKS = {"elr-fashion": "noshort20x8", "elr-deep": "noshort56x8"}
@@ -31,14 +28,11 @@ EVERY = 10
 """Steps from each record of E to the next."""
 
 
-def jobs(settings: Settings) -> list[Job]:
-    """Every setup at its first rates, without warm-up and with it, with the seeds that choose."""
+def nets(settings: Settings) -> list[tuple[dict[str, Any], images.Arms]]:
+    """A network without warm-up and with it, and every setup; at one rate in a quick study."""
     model = settings.model or ("noshort8x4" if settings.quick else NETWORKS[settings.study])
-    cells = [
-        {"model": model, "warmup": warmup, "setup": setup, "lr": lr}
-        for warmup in (0.0, WARMUP) for setup, (_, lrs) in SETUPS.items() for lr in settings.few(lrs, 1)
-    ]  # fmt: skip
-    return images.jobs(settings, measure, "{setup}-lr{lr:g}-warmup{warmup:g}-seed{seed}", cells)
+    setups = {setup: (of, settings.few(lrs, 1)) for setup, (of, lrs) in SETUPS.items()}
+    return [({"model": model, "warmup": warmup}, setups) for warmup in (0.0, WARMUP)]
 
 
 def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
@@ -53,7 +47,7 @@ def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
     return {**found.last, "elr_spread": None if found.problem else recorders[1].history.summary()["elr_spread"]}
 
 
-def tables(settings: Settings, results: Any) -> list[Table]:
+def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
     """Accuracy and spread at the best rate of each setup, differences from momentum and decay, and all rates."""
     notes = [
         f"{results.model.iloc[0]}, {settings.over}; batches of {images.BATCH} images; He's initialization",
@@ -65,24 +59,29 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "constraint, both without warm-up",
     ]
     title = "one effective learning rate in a deep network without shortcuts, each setup at its best rate"
-    compared, rates = GRID.tables(results, title, notes)
-    best = GRID.best(results)
+    compared, rates = grid.tables(results, title, notes)
+    best = grid.best(results)
     notes = [
         "Std(E): over convolutions, averaged over the training; for constrained layers before they are held",
         "difference: test accuracy with warm-up minus without",
     ]
     values = {"Std(E)": ("elr_spread", "{:.3g}"), **GAIN.differences(best, "test_accuracy", "{:+.2f}")}
-    spread = summary("spread at the best rates, and the gain of warm-up", best, GRID.by, values, notes)
+    spread = summary("spread at the best rates, and the gain of warm-up", best, grid.by, values, notes)
     return [compared, spread, rates]
 
 
-draw = partial(GRID.draw, of_rate="learning rate (× goal)", hue="setup", palette=COLORS, panel=("warm",))
-COLUMNS = {"warm": lambda of: of.warmup.map({0.0: "no warm-up", WARMUP: "warm-up"})}
-STUDY = Study("elr-fashion", __doc__, jobs, tables, draw, grid=GRID, columns=COLUMNS, steps=300, data="fashion-mnist")
-DEEP = Study(
+study = partial(
+    images.study, train=measure, by={"warm-up": "warmup", "SGD with": "setup"}, nets=nets, tables=tables,
+    rivals=dict.fromkeys(("neither", "constrained"), "momentum, decay"),
+    form="{setup}-lr{lr:g}-warmup{warmup:g}-seed{seed}",
+    lines={"of_rate": "learning rate (× goal)", "hue": "setup", "palette": COLORS, "panel": ("warm",)},
+    columns={"warm": lambda of: of.warmup.map({0.0: "no warm-up", WARMUP: "warm-up"})},
+)  # fmt: skip
+STUDY = study("elr-fashion", __doc__, steps=300)
+DEEP = study(
     "elr-deep",
     "A network of 56 layers without shortcuts on digits: SGD with momentum and decay, with neither, and with every "
     "layer held at one effective learning rate, with warm-up and without (Spreads in Effective Learning Rates, Figure "
     "8).",
-    jobs, tables, draw, grid=GRID, columns=COLUMNS, epochs=60,
+    epochs=60, data="digits",
 )  # fmt: skip

@@ -1,10 +1,14 @@
 """Studies on small images that compare ways to train, each at the best learning rate of its ladder."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from fused_lwlr.papers.framework import Job, Settings
+from matplotlib.figure import Figure
+
+from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
+from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
@@ -22,23 +26,10 @@ DECAY = f"weight decay: {WEIGHT_DECAY['sgd']:g} with SGD, which has momentum, an
 MULTIPLIERS = f"multipliers of {CALIBRATION} minibatches"
 
 
-def ladder(by: Mapping[str, str], rivals: Mapping[str, str]) -> Grid:
-    """A grid that extends.
-
-    If the best rate of an arm is its lowest or highest, the arm also gets the next rate of `LADDER`.
-    """
-    return Grid(by, rivals=rivals, choosing=CHOOSING, ladder=LADDER)
-
-
 def plain_arms(arms: Arms) -> dict[str, str]:
     """Arm -> the arm with its optimizer alone, "SGD" or "AdamW", which is the one to compare it with."""
     rules = {arm: "AdamW" if "optimizer" in fields else "SGD" for arm, (fields, _) in arms.items()}
     return {arm: rule for arm, rule in rules.items() if arm != rule}
-
-
-def cells(settings: Settings, arms: Arms, names: Iterable[str] | None = None, **own: Any) -> list[dict[str, Any]]:
-    """The parameters of jobs: all arms, or those with some names, at their first rates, with `own` parameters."""
-    return [{**own, "arm": arm, "lr": lr} for arm in names or arms for lr in settings.few(arms[arm][1], 2)]
 
 
 def train_arm(arms: Arms, arm: str, **common: Any) -> dict[str, Any]:
@@ -54,3 +45,34 @@ def jobs(settings: Settings, *given: Any, side: int | None = SIDE, seeds: int | 
     small = side and settings.data == "fashion-mnist" and "image_size" not in settings.training
     common = {"augmentation": "none", **settings.common} | ({"image_size": side} if small else {})
     return settings.jobs(*given, seeds=seeds, common=common)
+
+
+def study(
+    name: str, doc: str | None, train: Callable[..., dict[str, Any]], by: Mapping[str, str], rivals: Mapping[str, str],
+    nets: Callable[[Settings], Iterable[tuple[dict[str, Any], Arms]]],
+    tables: Callable[[Grid, Settings, Any], Sequence[Table]], draw: Callable[..., Figure] = Grid.draw, *,
+    form: str = "{arm}-lr{lr:g}-seed{seed}", side: int | None = SIDE, lines: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Study:  # fmt: skip
+    """A study of arms at the rates that they begin with; an arm with its best rate at an edge gets further ones.
+
+    Args:
+        train: the function of jobs.
+        by, rivals: as of `Grid`. The last parameter of `by` is the name of an arm.
+        nets: other parameters of jobs, and the arms that train with them.
+        tables, draw: as of `Study`, with the grid as the first argument.
+        form, side: of jobs.
+        lines: further arguments of `draw`.
+        options: arguments of `Study`.
+    """
+    grid = Grid(by, rivals=rivals, choosing=CHOOSING, ladder=LADDER)
+
+    def jobs_of(settings: Settings) -> list[Job]:
+        cells = [
+            {**own, [*by.values()][-1]: arm, "lr": lr}
+            for own, arms in nets(settings) for arm, (_, lrs) in arms.items() for lr in settings.few(lrs, 2)
+        ]  # fmt: skip
+        return jobs(settings, train, form, cells, side=side)
+
+    drawn = partial(draw, grid, **(lines or {}))
+    return Study(name, doc, jobs_of, partial(tables, grid), drawn, grid, **{"data": "fashion-mnist", **options})

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from fused_lwlr.papers import images
 from fused_lwlr.papers.figures import ACCURACY, bands
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import Settings
+from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table
 
 CALIBRATION = 4096
@@ -30,17 +31,6 @@ BATCHES = {256: tuple(ARMS), 2048: tuple(ARMS), 8192: ("SGD", "SGD, Nesterov", "
 """Images of a batch -> arms."""
 PLAIN = images.plain_arms(ARMS)
 """The arm with the same optimizer, without scaling, multipliers and Nesterov momentum."""
-GRID = images.ladder({"batch": "batch_size", "optimizer": "arm"}, PLAIN)
-
-
-def jobs(settings: Settings) -> list[Job]:
-    """Every arm at its first rates and every batch size, with the seeds that choose."""
-    batches = {32: tuple(ARMS)} if settings.quick else BATCHES
-    own = {"model": settings.model or images.MODEL, "workers": 0}
-    cells = [
-        cell for batch, arms in batches.items() for cell in images.cells(settings, ARMS, arms, batch_size=batch, **own)
-    ]
-    return images.jobs(settings, measure, "batch{batch_size}-{arm}-lr{lr:g}-seed{seed}", cells)
 
 
 def measure(batch_size: int, **common: Any) -> dict[str, Any]:
@@ -49,7 +39,14 @@ def measure(batch_size: int, **common: Any) -> dict[str, Any]:
     return images.train_arm(ARMS, batch_size=batch_size, calibration_steps=steps, **common)
 
 
-def tables(settings: Settings, results: Any) -> list[Table]:
+def nets(settings: Settings) -> list[tuple[dict[str, Any], images.Arms]]:
+    """Every size of a batch, and its arms."""
+    own = {"model": settings.model or images.MODEL, "workers": 0}
+    batches = {32: tuple(ARMS)} if settings.quick else BATCHES
+    return [({"batch_size": size, **own}, {arm: ARMS[arm] for arm in arms}) for size, arms in batches.items()]
+
+
+def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
     """Test accuracy at the best rate of each arm and batch size, differences, and all rates."""
     side = results["image_size"].iloc[0] if "image_size" in results else None
     size = f"; images of {side:g} x {side:g} pixels" if side else ""
@@ -60,14 +57,17 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         f"LWLR: layer-wise rates, measured on {CALIBRATION:,} images or one batch, whichever is more",
         "difference: of test accuracy, in points, from SGD or from AdamW",
     ]
-    return GRID.tables(results, "large batches, each optimizer at its best learning rate", notes)
+    return grid.tables(results, "large batches, each optimizer at its best learning rate", notes)
 
 
-def draw(results: Any) -> Figure:
+def draw(grid: Grid, results: Any) -> Figure:
     """Test accuracy at the best rates over the size of a batch."""
-    best, names = GRID.best(results), ("images in a batch", ACCURACY)
+    best, names = grid.best(results), ("images in a batch", ACCURACY)
     return bands(best, x="size", y="test_accuracy", labels=names, log="", hue="arm", panel=("rule",))
 
 
 COLUMNS = {"rule": lambda of: of.arm.replace(PLAIN), "size": lambda of: of.batch_size.map("{:,}".format)}
-STUDY = Study("large-batch", __doc__, jobs, tables, draw, grid=GRID, columns=COLUMNS, epochs=3, data="fashion-mnist")
+STUDY = images.study(
+    "large-batch", __doc__, measure, {"batch": "batch_size", "optimizer": "arm"}, PLAIN, nets, tables, draw,
+    form="batch{batch_size}-{arm}-lr{lr:g}-seed{seed}", columns=COLUMNS, epochs=3,
+)  # fmt: skip

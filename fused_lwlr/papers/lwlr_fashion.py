@@ -1,21 +1,22 @@
 """A small ViT with SGD on Fashion-MNIST: one rate and layer-wise rates, each at its best learning rate (Initializing
 the Layer-wise Learning Rate, Table 1).
 
-`GLYPHS` is the same on letters and digits.
+`GLYPHS` is the same on letters and digits, and `OF_NETWORKS` has a ResNet and AdamW as well.
 """
 
 from functools import partial
 from typing import Any
 
 from fused_lwlr.papers import images
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import Settings
+from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Table
 
 VITS = {"lwlr-fashion": "vit6x64", "lwlr-glyphs": "vit4x96p4"}
 QUICK = "vit1x16"
-GLYPHS_SIDE = 16
-"""Side of the images of glyphs in pixels."""
+SIDE = 16
+"""Side of the images of glyphs, and of Fashion-MNIST for networks, in pixels: 16 patches of 4 x 4 for a ViT."""
 CONTROL = "LWLR's start, one rate"
 FIRST = (0.003, 0.01, 0.03)
 ARMS: images.Arms = {
@@ -26,30 +27,36 @@ ARMS: images.Arms = {
 }
 """The last one needs a ViT, which has tokens."""
 RIVALS = {arm: CONTROL for arm in ARMS if arm != CONTROL}
-GRID = images.ladder({"arm": "arm"}, RIVALS)
 COLORS = dict(zip(ARMS, ("0.7", "0.35", "#d1495b", "#00798c"), strict=True))
 OVER_CONTROL = f'difference: test accuracy in points minus "{CONTROL}"'
 WITH_TOKENS = f"LWLR: {images.MULTIPLIERS}; but tokens: η = 1 for {' and '.join(TOKENS)}"
+NETWORKS = (("resnet8x8", "sgd"), ("resnet8x8", "adamw"), ("vit4x48p4", "adamw"))
+OPTIMIZERS = {"sgd": (0.03, 0.1, 0.3), "adamw": FIRST}
+"""Optimizers of `NETWORKS`, and the rates that arms begin with."""
 measure = partial(images.train_arm, ARMS)
 
 
-def arms_of(model: str) -> list[str]:
-    """The arms that a model has."""
-    return [arm for arm, (fields, _) in ARMS.items() if "vit" in model or "rates_exclude" not in fields]
+def arms_of(model: str, lrs: tuple[float, ...] = FIRST) -> images.Arms:
+    """The arms that a model has, from these rates on."""
+    return {arm: (of, lrs) for arm, (of, _) in ARMS.items() if "vit" in model or "rates_exclude" not in of}
 
 
-def jobs(settings: Settings) -> list[Job]:
-    """Every arm of a ViT at the first rates, with the seeds that choose."""
+def vit(settings: Settings) -> list[tuple[dict[str, Any], images.Arms]]:
+    """A ViT, and all arms."""
     model = settings.model or (QUICK if settings.quick else VITS[settings.study])
     # digits and glyphs have no augmentation
-    augmentation = "none" if settings.data in ("digits", "glyphs") else "basic"
-    own: dict[str, Any] = {"model": model, "augmentation": augmentation}
-    own |= {"image_size": GLYPHS_SIDE} if settings.data == "glyphs" else {}
-    cells = images.cells(settings, ARMS, arms_of(model), **own)
-    return images.jobs(settings, measure, "{arm}-lr{lr:g}-seed{seed}", cells, side=None)
+    own = {"model": model, "augmentation": "none" if settings.data in ("digits", "glyphs") else "basic"}
+    return [(own | ({"image_size": SIDE} if settings.data == "glyphs" else {}), arms_of(model))]
 
 
-def tables(settings: Settings, results: Any) -> list[Table]:
+def networks(settings: Settings) -> list[tuple[dict[str, Any], images.Arms]]:
+    """Every network with its optimizer, or a given one with each of them, and all arms."""
+    given = settings.model or (QUICK if settings.quick else None)
+    pairs = [(given, optimizer) for optimizer in OPTIMIZERS] if given else NETWORKS
+    return [({"model": model, "optimizer": name}, arms_of(model, OPTIMIZERS[name])) for model, name in pairs]
+
+
+def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
     """Test accuracy at the best rate of each arm, differences from the control, and all rates."""
     one, layerwise = PAPER["vit", "sgd"]
     seen = f", {settings.steps * images.BATCH:,} in all" if settings.steps else ""
@@ -61,14 +68,34 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         "with layer-wise ones, both from LWLR's start",
         OVER_CONTROL,
     ]
-    return GRID.tables(results, "a ViT with SGD, each arm at its best learning rate", notes)
+    return grid.tables(results, "a ViT with SGD, each arm at its best learning rate", notes)
 
 
-draw = partial(GRID.draw, hue="arm", palette=COLORS)
-STUDY = Study("lwlr-fashion", __doc__, jobs, tables, draw, grid=GRID, steps=375, data="fashion-mnist")
-GLYPHS = Study(
+study = partial(
+    images.study, train=measure, by={"arm": "arm"}, rivals=RIVALS, nets=vit, tables=tables, side=None,
+    lines={"hue": "arm", "palette": COLORS},
+)  # fmt: skip
+STUDY = study("lwlr-fashion", __doc__, steps=375)
+GLYPHS = study(
     "lwlr-glyphs",
     "A ViT with SGD on letters and digits in many fonts: one rate and layer-wise rates, with and without tokens "
     "(Initializing the Layer-wise Learning Rate, Table 1).",
-    jobs, tables, draw, grid=GRID, epochs=20, data="glyphs",
+    epochs=20, data="glyphs",
+)  # fmt: skip
+OF_NETWORKS = images.study(
+    "lwlr-networks",
+    "A small ResNet with SGD and AdamW, and a small ViT with AdamW, on Fashion-MNIST: one rate and layer-wise rates, "
+    "each at its best learning rate (Initializing the Layer-wise Learning Rate, Table 1).",
+    measure, {"model": "model", "optimizer": "optimizer", "arm": "arm"}, RIVALS, networks,
+    lambda grid, settings, results: grid.tables(results, "a ResNet and a ViT, each arm at its best learning rate", [
+        f"{settings.over}; {images.SCHEDULE}",
+        images.DECAY,
+        WITH_TOKENS,
+        "paper: Table 1, ImageNet, ResNet-50 for 90 epochs and ViT-S/16 for 300, one run each, with one rate and with "
+        "layer-wise rates, both from LWLR's start: "
+        + ", ".join(f"{' with '.join(of)} {one:.2f} and {layerwise:.2f}" for of, (one, layerwise) in PAPER.items()),
+        OVER_CONTROL,
+    ]),
+    form="{model}-{optimizer}-{arm}-lr{lr:g}-seed{seed}", side=SIDE, steps=300,
+    lines={"hue": "arm", "palette": COLORS, "panel": ("model", "optimizer"), "free": "xy"},
 )  # fmt: skip

@@ -3,12 +3,9 @@ rate (Initializing the Layer-wise Learning Rate, Table 2).
 """
 
 from functools import partial
-from typing import Any
 
 from fused_lwlr.papers import images
-from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.methods import METHODS, PAPER
-from fused_lwlr.papers.tables import Table
 
 OF_SGD, OF_ADAMW = (0.03, 0.1, 0.3), (0.003, 0.01, 0.03)
 FIRST = {
@@ -19,30 +16,18 @@ NAMES = {arm: arm for arm in FIRST} | {"SGD": "single", "SGD-LW": "LWLR", "AdamW
 """Arm -> its name in the study `methods`."""
 ARMS: images.Arms = {arm: (METHODS[NAMES[arm]][1], lrs) for arm, lrs in FIRST.items()}
 PLAIN = images.plain_arms(ARMS)
-GRID = images.ladder({"method": "arm"}, PLAIN)
 
-
-def jobs(settings: Settings) -> list[Job]:
-    """Every arm at its first rates, with the seeds that choose."""
-    cells = images.cells(settings, ARMS, model=settings.model or images.MODEL)
-    return images.jobs(settings, partial(images.train_arm, ARMS), "{arm}-lr{lr:g}-seed{seed}", cells)
-
-
-def tables(settings: Settings, results: Any) -> list[Table]:
-    """Test accuracy at the best rate of each arm, differences from SGD or AdamW, and all rates."""
-    paper = ", ".join(f"{arm} {PAPER[method]}" for arm, method in NAMES.items())
-    notes = [
+STUDY = images.study(
+    "lwlr-methods", __doc__, partial(images.train_arm, ARMS), {"method": "arm"}, PLAIN,
+    lambda settings: [({"model": settings.model or images.MODEL}, ARMS)],
+    lambda grid, settings, results: grid.tables(results, "layer-wise methods, each at its best learning rate", [
         f"{results.model.iloc[0]}, {settings.over}; {images.SCHEDULE}",
         f"{images.DECAY}; LARC has a trust coefficient of 0.001; all start from LWLR's initialization",
         f"LW: {images.MULTIPLIERS}; NG: the gradient of every layer is divided by its norm",
         "paper: Table 2, and Table 1 for AdamW and AdamW-LW, ResNet-50 on ImageNet, 90 epochs, one run each: "
-        f"{paper}; its LARS is LARC",
+        f"{', '.join(f'{arm} {PAPER[method]}' for arm, method in NAMES.items())}; its LARS is LARC",
         "difference: test accuracy in points minus SGD's or AdamW's",
-    ]
-    return GRID.tables(results, "layer-wise methods, each at its best learning rate", notes)
-
-
-STUDY = Study(
-    "lwlr-methods", __doc__, jobs, tables, partial(GRID.draw, hue="arm", panel=("rule",), free="x"), grid=GRID,
-    columns={"rule": lambda of: of.arm.replace(PLAIN)}, steps=300, data="fashion-mnist",
+    ]),
+    lines={"hue": "arm", "panel": ("rule",), "free": "x"}, columns={"rule": lambda of: of.arm.replace(PLAIN)},
+    steps=300,
 )  # fmt: skip

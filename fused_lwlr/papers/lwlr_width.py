@@ -2,7 +2,6 @@
 Layer-wise Learning Rate, Figures 13 and 14).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ import torch
 from fused_lwlr import multipliers
 from fused_lwlr.models.build import build
 from fused_lwlr.papers import images
-from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.framework import Settings
+from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, across, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.setup import load_data, new_model, new_optimizer
@@ -18,26 +18,17 @@ from fused_lwlr.training.setup import load_data, new_model, new_optimizer
 WIDTHS = (4, 8, 16)
 """Channels of the first convolution. At the first of them μP equals one rate."""
 CONTROL = "one rate"
-ARMS: dict[str, dict[str, Any]] = {
-    CONTROL: {"init": "model"},
-    "μP": {"init": "model"},
-    "LWLR": {"init": "lwlr", "rates": "layerwise"},
-}
-"""Fields of a recipe."""
 FIRST = (0.1, 0.3, 1.0)
-GRID = images.ladder({"width": "width", "rates": "arm"}, {"μP": CONTROL, "LWLR": CONTROL})
-
-
-def jobs(settings: Settings) -> list[Job]:
-    """Every arm of every width at the first rates, with the seeds that choose."""
-    widths, lrs = (settings.few(values, 2) for values in (WIDTHS, FIRST))
-    cells = [{"width": width, "arm": arm, "lr": lr} for width in widths for arm in ARMS for lr in lrs]
-    return images.jobs(settings, measure, "width{width}-{arm}-lr{lr:g}-seed{seed}", cells, side=16)
+ARMS: images.Arms = {
+    CONTROL: ({"init": "model"}, FIRST),
+    "μP": ({"init": "model"}, FIRST),
+    "LWLR": ({"init": "lwlr", "rates": "layerwise"}, FIRST),
+}
 
 
 def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
     """As `images.train_arm`, with the names of the convolutions and of the linear layer, and their multipliers."""
-    recipe = recipe_of(**{**images.FIELDS, **ARMS[arm], **common, "model": f"davidnet{width}"})
+    recipe = recipe_of(**{**images.FIELDS, **ARMS[arm][0], **common, "model": f"davidnet{width}"})
     data = load_data(recipe)
     model = new_model(recipe, classes=len(data.classes), **data.sizes)
     mup = None
@@ -56,7 +47,7 @@ def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
     return {**trained.last, "layers": weights, "eta": [rates[name] for name in weights]}
 
 
-def tables(settings: Settings, results: Any) -> list[Table]:
+def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
     """Accuracies at the best rates and at all rates, the best rates over the width, and multipliers."""
     notes = [
         f"DavidNet, SGD with momentum, {settings.over}; {images.SCHEDULE}",
@@ -66,10 +57,10 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         f'difference: test accuracy in points minus "{CONTROL}"',
         "paper: Figure 13, CIFAR-10, in words: LWLR tolerates larger learning rates, but is slightly less accurate",
     ]
-    first, every = GRID.tables(results, "DavidNet, each arm and width at its best learning rate", notes)
+    first, every = grid.tables(results, "DavidNet, each arm and width at its best learning rate", notes)
     widths = sorted(set(results.width))
-    columns = across("width", widths, {"width {}": GRID.rate_of})
-    over = summary("the best learning rate over the width", GRID.best(results), {"rates": "arm"}, columns)
+    columns = across("width", widths, {"width {}": grid.rate_of})
+    over = summary("the best learning rate over the width", grid.best(results), {"rates": "arm"}, columns)
     once = results.drop_duplicates(["width", "arm", "seed"])  # multipliers do not depend on the rate
     layers = once[once.arm != CONTROL].explode(["layers", "eta"])
     columns = across("width", widths, {"η at width {}": ("eta", "{:.3f}")})
@@ -81,8 +72,9 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return [first, over, summary(title, layers, names, columns, [paper]), every]
 
 
-STUDY = Study(
-    "lwlr-width", __doc__, jobs, tables, partial(GRID.draw, hue="channels", panel=("arm",)), grid=GRID,
-    columns={"channels": lambda of: of.width.astype(str)}, steps=200, data="fashion-mnist",
-    options="data steps seeds set",
+STUDY = images.study(
+    "lwlr-width", __doc__, measure, {"width": "width", "rates": "arm"}, {"μP": CONTROL, "LWLR": CONTROL},
+    lambda settings: [({"width": width}, ARMS) for width in settings.few(WIDTHS, 2)], tables,
+    form="width{width}-{arm}-lr{lr:g}-seed{seed}", side=16, lines={"hue": "channels", "panel": ("arm",)},
+    columns={"channels": lambda of: of.width.astype(str)}, steps=200, options="data steps seeds set",
 )  # fmt: skip

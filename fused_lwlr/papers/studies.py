@@ -11,8 +11,8 @@ STUDIES = (
 )  # fmt: skip
 """Names of studies. Each is `STUDY` of the module with its name, except for some."""
 ELSEWHERE = {
-    "lwlr-glyphs": ("lwlr_fashion", "GLYPHS"), "elr-deep": ("elr_fashion", "DEEP"),
-    "gradinit-fashion": ("gradinit", "FASHION"),
+    "lwlr-glyphs": ("lwlr_fashion", "GLYPHS"), "lwlr-networks": ("lwlr_fashion", "OF_NETWORKS"),
+    "elr-deep": ("elr_fashion", "DEEP"), "gradinit-fashion": ("gradinit", "FASHION"),
 }  # fmt: skip
 
 

@@ -4,8 +4,7 @@ import pytest
 from quick import asked
 
 from fused_lwlr.papers import images
-from fused_lwlr.papers.lwlr_fashion import CONTROL
-from fused_lwlr.papers.lwlr_networks import FIRST
+from fused_lwlr.papers.lwlr_fashion import CONTROL, OPTIMIZERS
 from fused_lwlr.papers.studies import find
 
 NETWORKS = [("resnet8x8", "sgd"), ("resnet8x8", "adamw"), ("vit4x48p4", "adamw")]
@@ -26,6 +25,6 @@ def test_what_each_arm_trains(model, networks, monkeypatch):
         (*network, arm) for network in networks for arm in OF_ARMS if network[0][:3] == "vit" or arm[-6:] != "tokens"
     ]
     for (_, optimizer, arm), of in recipes.items():
-        assert of.keys() == {(lr, seed) for lr in FIRST[optimizer] for seed in (0, 1)}
+        assert of.keys() == {(lr, seed) for lr in OPTIMIZERS[optimizer] for seed in (0, 1)}
         fields = {(r.init, r.rates, r.rates_exclude, r.weight_decay, r.image_size, r.steps) for r in of.values()}
         assert fields == {(*OF_ARMS[arm], {"sgd": 1e-4, "adamw": 0.1}[optimizer], 16, 300)}

@@ -6,7 +6,7 @@ from quick import DONE, asked, check, quick_on_files, spread
 
 from fused_lwlr.models.build import build
 from fused_lwlr.papers import lwlr_width
-from fused_lwlr.papers.lwlr_width import ARMS, FIRST, GRID, WIDTHS
+from fused_lwlr.papers.lwlr_width import ARMS, FIRST, WIDTHS
 from fused_lwlr.papers.studies import find
 
 STUDY = find("lwlr-width")
@@ -56,7 +56,7 @@ def test_a_smoke_test(tmp_path):
     cells = [(width, arm) for width in WIDTHS[:2] for arm in ARMS]
     assert [(int(row["width"]), row["rates"]) for row in table] == cells
     assert len(jobs) == 2 * len(grid) == 2 * 2 * len(cells)
-    values = check(table, jobs, {"width": "width", "rates": "arm"}, GRID.rivals)
+    values = check(table, jobs, {"width": "width", "rates": "arm"}, STUDY.grid.rivals)
     assert {(row["rates"], width): row[f"width {width}"] for row in over for width in WIDTHS[:2]} == {
         (row["rates"], int(row["width"])): row["best lr"] for row in table
     }
