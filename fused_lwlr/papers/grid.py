@@ -120,7 +120,7 @@ class Grid:
     def rates(self, results: Any, title: str, name: str, values: Values) -> Table:
         """Values at all rates, of the seeds that choose; without arms that have no rate."""
         results = self.choosing_results(results[results[self.rate] != 0])
-        return summary(f"{title}, {self.choosing} seeds", results, {**self.by, name: self.rate}, values)
+        return summary(f"{title}, {results.seed.nunique()} seeds", results, {**self.by, name: self.rate}, values)
 
     def draw(self, results: Any, *, of_rate: str = "learning rate", **options: Any) -> Figure:
         """Test accuracy over the rate, of the seeds that choose. Arguments as of `bands`."""

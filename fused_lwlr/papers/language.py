@@ -20,7 +20,7 @@ from fused_lwlr.papers.comparison import COLUMNS, NOTE, against
 from fused_lwlr.papers.figures import bands, mark_diverged
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, Value, cell, summary
+from fused_lwlr.papers.tables import Table, Value, summary
 from fused_lwlr.papers.training import Trained, recipe_of, train
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -138,13 +138,12 @@ def tables(
         arm = scores.loc[tuple(of[names].iloc[0])]
         return f"{(arm < trains).sum()} of {len(arm)}"
 
-    chosen_by = f"mean over {settings.seeds} seeds"
     values: dict[Any, Value] = {
         "rates that train": rates_that_train, "best lr": grid.rate_of, "held-out loss": ("loss", "{:.3f}"), **paper,
     }  # fmt: skip
     about = [
         f"{settings.over}; loss in nats a character, of the second half of the text that is held out; each row at "
-        f"its best learning rate, by the loss on the first half, {chosen_by}",
+        f"its best learning rate, by the loss on the first half, mean over {settings.seeds} seeds",
         f"rates that train: this loss gets below {trains:g}; {level}",
     ]
     first = summary(title, best, grid.by, values, [*about, *notes])
@@ -158,17 +157,8 @@ def tables(
     second = Table(
         "differences of the held-out loss at the best rates", columns, differences, [NOTE], labels=len(names) + 1
     )
-    rates = [
-        [*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in of.groupby("lr"))]
-        for arm, of in grid.arms(results).items()
-    ]
-    most = max(map(len, rates))
-    columns = [*names, *["lr: loss"] * (most - len(names))]
-    third = Table(
-        f"all learning rates, each with the loss to choose by, {chosen_by}",
-        columns, [row + [""] * (most - len(row)) for row in rates], labels=len(names),
-    )  # fmt: skip
-    return [first, second, third]
+    chosen_on = {"loss to choose by": (grid.score, "{:.3f}")}
+    return [first, second, grid.rates(results, "all learning rates", "lr", chosen_on)]
 
 
 def draw(results: Any, *, diverged: float = DIVERGED, **options: Any) -> Figure:

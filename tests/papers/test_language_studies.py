@@ -121,15 +121,16 @@ def test_study(tmp_path, name, column, values):
     (best, differences, grid), jobs = quick(name, tmp_path / "out", "--set", "calibration_steps=2", *data)
     assert [row[column] for row in best] == values
     assert len(jobs) == len(best) * 2 * 2  # two rates, two seeds
-    for i, (row, shown) in enumerate(zip(best, grid, strict=True)):
+    assert len(grid) == 2 * len(best)
+    for i, row in enumerate(best):
         of = {}
         for job in jobs[4 * i : 4 * i + 4]:
             of.setdefault(f"{job['parameters']['lr']:g}", []).append(job["values"])
         means = {lr: sum(values["val_loss"] for values in each) for lr, each in of.items()}
         assert row["best lr"] == min(means, key=means.get)
         assert row["held-out loss"] == cell(values["loss"] for values in of[row["best lr"]])
-        lr, values = list(of.items())[-1]
-        assert shown["lr: loss"] == f"{lr}: {cell(each['val_loss'] for each in values)}"
+        shown = {each["lr"]: each["loss to choose by"] for each in grid[2 * i : 2 * i + 2]}
+        assert shown == {lr: cell(values["val_loss"] for values in each) for lr, each in of.items()}
     assert [row["n"] for row in differences] == ["2"] * len(differences)
     assert len({row["held-out loss"] for row in best}) == len(best), "no two ways to train are the same"
 
