@@ -27,7 +27,8 @@ class Grid:
         rate: column with the learning rate.
         score: column with the held-out loss, which chooses. Rows with NaN do not count.
         outcome: column that is NaN where a training diverged.
-        rivals: values of the last of `by` -> the values that they are compared with, where the others are equal.
+        rivals: values of the last of `by` -> the values that they are compared with, where the others are equal. Of a
+            tuple, the one with the best score.
         choosing: the number of seeds that choose. More seeds at the chosen rate do not change the choice. None for all.
         ladder: further rates, for an arm whose best rate is its lowest or highest.
     """
@@ -78,7 +79,10 @@ class Grid:
 
         def found(of: Any) -> list[str]:
             *same, arm = of[list(self.by.values())].iloc[0]
-            rival = arms.get((*same, self.rivals.get(arm)))
+            named = self.rivals.get(arm)
+            names = named if isinstance(named, tuple) else (named,)
+            rivals = [arms[key] for name in names if (key := (*same, name)) in arms]
+            rival = min(rivals, key=lambda other: self.scores(other).iloc[0], default=None)
             return comparison.against(of, rival, value, form, lower_is_better=lower_is_better)
 
         return {comparison.COLUMNS: found}
@@ -106,14 +110,25 @@ class Grid:
     @property
     def choice(self) -> str:
         """How the best rates are chosen, in words."""
-        return f"by the loss on held-out images, mean over {self.choosing} seeds; the other seeds run at it alone"
+        seeds = f"{self.choosing} seeds; the other seeds run at it alone" if self.choosing else "all seeds"
+        return f"by the loss on held-out images, mean over {seeds}"
 
-    def tables(self, results: Any, title: str, notes: Sequence[str]) -> list[Table]:
-        """Test accuracy at the best rate of each arm, with differences from its rival; and all rates."""
+    def tables(
+        self, results: Any, title: str, notes: Sequence[str], *, form: str = "{:.2f}", more: Values | None = None,
+        choice: str | None = None,
+    ) -> list[Table]:  # fmt: skip
+        """Test accuracy at the best rate of each arm, with differences from its rival; and all rates.
+
+        Args:
+            form: of the accuracy at the best rate.
+            more: further columns of the first table.
+            choice: how rates are chosen, in place of `Grid.choice`.
+        """
         best = self.best(results)
-        values: Values = {"best lr": self.rate_of, "test accuracy %": ("test_accuracy", "{:.2f}")}
-        differences, chosen = self.differences(best, "test_accuracy", "{:+.2f}"), f"best lr: {self.choice}"
-        compared = summary(title, best, self.by, {**values, **differences}, [*notes, chosen, comparison.NOTE])
+        values: Values = {"best lr": self.rate_of, "test accuracy %": ("test_accuracy", form)}
+        differences = self.differences(best, "test_accuracy", form.replace(":", ":+"))
+        notes = [*notes, f"best lr: {choice or self.choice}", comparison.NOTE]
+        compared = summary(title, best, self.by, {**values, **differences, **(more or {})}, notes)
         tried = {"held-out loss": ("val_loss", "{:.3f}"), "test accuracy %": ("test_accuracy", "{:.1f}")}
         return [compared, self.rates(results, "all learning rates", "lr", tried)]
 

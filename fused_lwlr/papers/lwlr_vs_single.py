@@ -5,10 +5,9 @@ Table 1).
 from functools import partial
 from typing import Any
 
-from fused_lwlr.papers import comparison
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Table, across, cell, summary
+from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.defaults import learning_rate
 from fused_lwlr.training.presets import resolve
@@ -26,7 +25,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "spared": {"rates": "layerwise", "rates_exclude": TOKENS},
 }
 """The fields of a recipe for each kind of rates."""
-GRID = Grid({name: name for name in ("model", "optimizer", "rates")}, rivals=dict.fromkeys(RATES.values(), "single"))
+RIVALS = {rates: "single" for rates in RATES.values() if rates != "single"}
+GRID = Grid({name: name for name in ("model", "optimizer", "rates")}, rivals=RIVALS)
 COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
 PRESETS = {"timm:resnet50": "resnet50", "timm:vit_small_patch16_224": "vit-s"}
 """The paper's models, which are trained by a preset of `fused-lwlr train`: with its rate, batch, warm-up and
@@ -71,41 +71,24 @@ def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any)
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """Accuracies at the best rates and their differences, paired by seed; all rates."""
-    best = GRID.best(results)
-    arms, own = GRID.arms(best), set(best.model) & set(PRESETS)
-
-    def at(of: Any) -> str:
-        return f"{cell(of.test_accuracy, '{:.2f}')} at {GRID.rate_of(of)}"
 
     def paper(of: Any) -> str:
-        accuracies = PAPER.get((_family(of.model.iloc[0]), of.optimizer.iloc[0]))
-        return f"{accuracies[0]:.2f} → {accuracies[1]:.2f}" if accuracies and of.kind.iloc[0] == "layerwise" else ""
+        accuracies = PAPER.get((_family(of.model.iloc[0]), of.optimizer.iloc[0]), ())
+        found = dict(zip(RATES, accuracies, strict=False)).get(of.kind.iloc[0])
+        return f"{found:.2f}" if found else ""
 
-    how = "the best of its grid by the loss on a fifth of the training images, which no training has"
-    spared = [f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out"]
+    spared = f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out"
     notes = [
         settings.over,
-        comparison.NOTE,
-        f"at: the learning rate of the arm, {'that of the preset' if own else how}",
-        *(spared if "spared" in set(best.kind) else []),
-        "paper: Table 1, a single rate → layer-wise ones, one run each: ResNet-50 after 90 epochs of ImageNet, and "
-        "ViT-S/16 after 300; basic augmentation",
+        *([spared] if "spared" in set(results.kind) else []),
+        "paper: Table 1, one run each: ResNet-50 after 90 epochs of ImageNet, and ViT-S/16 after 300; basic "
+        "augmentation",
     ]
-    values = {
-        "single": lambda of: at(arms[of.model.iloc[0], of.optimizer.iloc[0], "single"]),
-        "layer-wise": at,
-        **GRID.differences(best, "test_accuracy", "{:+.2f}"),
-        "paper": paper,
-    }
-    each = "" if own else ", each at its best learning rate"
+    own = bool(set(results.model) & set(PRESETS))
+    each, choice = ("", "that of the preset") if own else (", each at its best learning rate", None)
     title = f"test accuracy in %: a single rate and layer-wise ones{each}"
-    first = summary(title, best[best.kind != "single"], GRID.by, values, notes)
-    if own:
-        return [first]
-    kinds = [kind for kind in RATES.values() if kind in set(results.rates)]
-    values = {"held-out loss, {}": ("val_loss", "{:.3f}"), "test %, {}": ("test_accuracy", "{:.1f}")}
-    labels = {name: name for name in ("model", "optimizer", "lr")}
-    return [first, summary("all learning rates", results, labels, across("rates", kinds, values))]
+    found = GRID.tables(results, title, notes, more={"paper": paper}, choice=choice)
+    return found[:1] if own else found
 
 
 def _family(model: str) -> str:
