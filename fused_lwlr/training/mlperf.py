@@ -1,6 +1,6 @@
 """The hyper-parameters of LARS on ResNet-50 by batch size, as published for MLPerf."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +39,23 @@ def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any]
         return of_steps, None
     columns = {name: np.array(TABLE[name], float) for name in FIELDS[:-1]}
     columns["epochs"] = columns["warmup_epochs"] + np.array(TABLE["decay_steps"]) * sizes / IMAGES
-    above = int(np.searchsorted(sizes, batch_size))
-    if sizes[above] == batch_size:
-        return _with_steps({name: float(column[above]) for name, column in columns.items()}, batch_size, given, "")
-    at, logs = np.log(batch_size), np.log(sizes)
-    interpolated = {name: float(f"{np.interp(at, logs, column):.4g}") for name, column in columns.items()}
-    shown = ", ".join(f"{flag(name)} {value:g}" for name, value in interpolated.items() if name not in given)
-    note = (
-        f"MLPerf has no batch of {batch_size:,} images: interpolated between {sizes[above - 1]:,} and "
-        f"{sizes[above]:,}, which nobody has tried: {shown}. "
-    )
-    return _with_steps(interpolated, batch_size, given, note)
-
-
-def _with_steps(
-    fields: dict[str, float], batch_size: int, given: Collection[str], note: str
-) -> tuple[dict[str, Any], str | None]:
-    """The fields with the number of steps, and a note that says so, unless the user has given a length."""
-    if "epochs" in given or "steps" in given:
-        return fields, note or None
-    warmup, steps = (round(fields[name] * IMAGES / batch_size) for name in ("warmup_epochs", "epochs"))
-    note += (
-        f"The training has the steps of MLPerf on ImageNet, {steps:,} with {warmup:,} of warm-up: with other images "
-        "give --epochs."
-    )
-    return {**fields, "steps": steps}, note
+    above, note = int(np.searchsorted(sizes, batch_size)), ""
+    fields: dict[str, Any] = {name: float(column[above]) for name, column in columns.items()}
+    if sizes[above] != batch_size:
+        at, logs = np.log(batch_size), np.log(sizes)
+        fields = {name: float(f"{np.interp(at, logs, column):.4g}") for name, column in columns.items()}
+        shown = ", ".join(f"{flag(name)} {value:g}" for name, value in fields.items() if name not in given)
+        note = (
+            f"MLPerf has no batch of {batch_size:,} images: interpolated between {sizes[above - 1]:,} and "
+            f"{sizes[above]:,}, which nobody has tried: {shown}. "
+        )
+    if "epochs" not in given and "steps" not in given:
+        warmup, fields["steps"] = (round(fields[name] * IMAGES / batch_size) for name in ("warmup_epochs", "epochs"))
+        note += (
+            f"The training has the steps of MLPerf on ImageNet, {fields['steps']:,} with {warmup:,} of warm-up: with "
+            "other images give --epochs."
+        )
+    return fields, note or None
 
 
 def _epochs_of(given: Mapping[str, Any], batch_size: int) -> dict[str, float]:
