@@ -12,7 +12,7 @@ from fused_lwlr.models.small import ResNet, ViT
 
 
 def resnet():
-    """Three of the six blocks, the second of which has a convolution on its shortcut."""
+    """A ResNet of three blocks. The second block has a convolution on its shortcut."""
     model = ResNet(image_size=8, channels=3, classes=4)
     model.blocks, model.head = nn.Sequential(*model.blocks[1:4]), head(32)
     convs, norms = ["conv"], ["bn"]

@@ -22,7 +22,7 @@ NOT_HERE = {
 
 
 SLOW = ("adding-a-rule", "adding-a-scaling", "layers", "rules", "sharding")
-"""Pages whose code needs kernels of its own, or draws a figure."""
+"""Pages with code that compiles kernels or draws a figure."""
 
 
 def named(pages, slow=()):

@@ -18,7 +18,7 @@ FEW = (
 
 
 def every_net(names=NETS):
-    """All networks; those that are not of the few are left to the long tests."""
+    """All networks. The fast tests run a few of them, the long tests the others."""
     marks = {name: () if name in FEW else pytest.mark.long for name in names}
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in names])
 
