@@ -24,6 +24,17 @@ every_case = pytest.mark.parametrize(("name", "backend"), CASES)
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_name = pytest.mark.parametrize("name", OURS)
 
+
+def long(*row):
+    """A row of a parametrization that only CI runs: mostly since it would compile kernels of its own."""
+    return pytest.param(*row, marks=pytest.mark.long)
+
+
+# both rules where what is tested does not depend on the rule: their kernels differ, and one of them is enough
+one_kernel = pytest.mark.parametrize(
+    ("name", "backend"), [*((name, "torch") for name in OURS), ("sgd", "triton"), long("adamw", "triton")]
+)
+
 # NaN and infinity in the arithmetic of numpy, which the interpreter uses
 nan_arithmetic = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 overflow = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")

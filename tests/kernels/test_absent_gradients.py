@@ -31,6 +31,7 @@ LAID_OUT = {
     "absent": lambda column: [None if i % 2 else t for i, t in enumerate(column)],
 }
 
+BY_LARS = LARS(select="*").factor_formula(SGD)
 LAYOUTS = [*(("param", it) for it in ("plain", "strides", "gaps")), *(("momentum_buffer", it) for it in LAID_OUT)]
 
 
@@ -67,8 +68,7 @@ def compare(table, chosen, other, check=same):
 
 
 @every_backend
-@pytest.mark.parametrize("scale", [None, LARS(select="*").factor_formula(SGD)], ids=["plain", "LARS"])
-@pytest.mark.parametrize("rows", [ROWS, None], ids=["slices", "whole"])
+@pytest.mark.parametrize(("rows", "scale"), [(ROWS, BY_LARS), (None, None)], ids=["slices-LARS", "whole-plain"])
 @pytest.mark.parametrize(("column", "layout"), LAYOUTS)
 def test_the_same_steps(column, layout, rows, scale, backend):
     """One after the other, of some of the parameters of one table; the others stay, and so do their versions."""

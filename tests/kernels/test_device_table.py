@@ -23,8 +23,13 @@ step, device_table, launch = (
 BLOCK = 1024
 
 
-@pytest.mark.parametrize("numel", [[2**31 + 5], [10**9], [7, 2**31 + 5, 0, 10**9], [2**31, 1], [2**33]])
-@pytest.mark.parametrize("block", [BLOCK, 16 * BLOCK])
+@pytest.mark.parametrize(
+    ("numel", "block"),
+    [
+        ([7, 2**31 + 5, 0, 10**9], BLOCK),
+        *((numel, 16 * BLOCK) for numel in ([2**31 + 5], [10**9], [7, 2**31 + 5, 0, 10**9], [2**31, 1], [2**33])),
+    ],
+)
 def test_tiles_of_huge_tensors(numel, block):
     tiles = tile_list(np.array(numel, dtype=np.int64), block)
     assert tiles.dtype == np.int32

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import long
 from tables import HYPER, RULES, SHAPES, TILE, equal, equal_column, make, twin, uniform
 from tolerances import close, same
 
@@ -34,7 +35,7 @@ def both(operation, table, hyper=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype"), [*((operation, torch.bfloat16) for operation in OPERATIONS), ("adamw", torch.float16)]
+    ("operation", "dtype"), [*((operation, torch.bfloat16) for operation in OPERATIONS), long("adamw", torch.float16)]
 )
 def test_stochastic_rounding_is_the_same_on_both_backends(operation, dtype, device):
     table = counting(operation, dtype, device)
@@ -57,7 +58,7 @@ def test_stochastic_rounding_is_the_same_on_both_backends(operation, dtype, devi
 
 @pytest.mark.parametrize(
     ("operation", "scale"),
-    [("sgd", ELR(0.1)), ("lr in momentum", LARS()), ("adamw", LAMB())],
+    [("sgd", ELR(0.1)), long("lr in momentum", LARS()), long("adamw", LAMB())],
 )
 def test_factors_that_are_known(operation, scale, device):
     """A step in two calls, norms and then the update by their factors, is the step in one."""
@@ -81,7 +82,7 @@ def test_factors_that_are_known(operation, scale, device):
 
 @pytest.mark.parametrize(
     ("operation", "dtype", "scale"),
-    [("sgd", torch.float32, None), ("adamw", torch.bfloat16, None), ("sgd", torch.float16, LARS())],
+    [("sgd", torch.float32, None), long("adamw", torch.bfloat16, None), long("sgd", torch.float16, LARS())],
     ids=["sgd-float32", "adamw-bfloat16", "sgd-float16-LARS"],
 )
 def test_averages(operation, dtype, scale, device):

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+from cases import long
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import (
@@ -30,6 +31,8 @@ from fused_lwlr.kernels import Row, Table, reference, triton
 pytestmark = pytest.mark.usefixtures("optimize")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = tuple(RULES)
+# the other tests read and write float16 as well
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, long(torch.float16)])
 SGD_OPTIONS = [
     (sgd_hyper(0.1, momentum, dampening, weight_decay, nesterov, maximize), taken)
     for momentum, dampening, nesterov in ((0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True))
@@ -64,7 +67,7 @@ def test_all_shapes_in_one_table(operation, dtype, device):
     agree(operation, make(operation, SHAPES, dtype, device, rows), HYPER[operation])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 @pytest.mark.parametrize(("hyper", "taken"), SGD_OPTIONS)
 def test_sgd_options(hyper, taken, dtype, device):
     table = make(
@@ -77,7 +80,7 @@ def test_sgd_options(hyper, taken, dtype, device):
     agree("sgd", after(table, taken), [hyper])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize(("hyper", "taken"), ADAMW_OPTIONS)
 def test_adamw_options(hyper, taken, amsgrad, dtype, device):
@@ -103,8 +106,13 @@ def test_every_tensor_its_own_hyper_row(operation, options, device):
     agree(operation, table, [hyper for hyper, _ in options])
 
 
-@pytest.mark.parametrize("scale", [None, LAMB()], ids=["plain", "LAMB"])
-@pytest.mark.parametrize("operation", STEPS)
+@pytest.mark.parametrize(
+    ("operation", "scale"),
+    [
+        *((operation, None) for operation in STEPS), ("adamw", LAMB()),
+        *(long(operation, LAMB()) for operation in STEPS if operation != "adamw"),
+    ],
+)  # fmt: skip
 def test_every_tensor_its_own_number_of_steps(operation, scale, device):
     rows = [Row(0, scaled=True), Row(1, 0, 3, scaled=True), Row(1, 3, 5, scaled=True), Row(2), Row(3)]
     table = after(make(operation, [(5,), (5, 7), (40,), (6,)], torch.float32, device, rows), 3, 0, 17, 3)
@@ -124,7 +132,7 @@ def test_slices(operation, dtype, device):
     agree(operation, make(operation, [(6, 301), (5,), (5, 7)], dtype, device, rows), HYPER[operation])
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("half", [torch.bfloat16, long(torch.float16)])
 def test_every_column_its_own_dtype(half, device):
     columns = {
         name: [uniform((1030,), dtype, device).square()]
