@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import every_backend, every_name
+from cases import BACKENDS, every_backend, every_name, long
 from pairs import compare_weights
 from steps import OPTIONS, OURS, TORCH, cost, gradients, parameters, train, twin
 from tolerances import close, same
@@ -71,8 +71,12 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@every_backend
-@pytest.mark.parametrize(("name", "options"), OTHERS)
+@pytest.mark.parametrize(
+    ("name", "options", "backend"),
+    [(*row, backend) for row in OTHERS[:3] + OTHERS[4:6] for backend in BACKENDS]
+    + [(*row, "torch") for row in OTHERS[3::3]]
+    + [long(*row, "triton") for row in OTHERS[3::3]],
+)
 def test_rates_equal_the_formula(name, options, backend, device):
     rounding = 3 if options else 2
     named = layers(device)
@@ -113,7 +117,7 @@ def test_a_skipped_step_moves_neither_weights_nor_norms(backend, device):
         compare_weights(close, named, expected, 4)
 
 
-@every_backend
+@pytest.mark.parametrize("backend", ["torch", long("triton")])
 def test_with_a_grad_scaler(backend, device):
     """Gradients with a loss scale; one of them overflows."""
     named = layers(device)
@@ -137,7 +141,7 @@ def test_with_a_grad_scaler(backend, device):
         compare_weights(close, named, expected, 4)
 
 
-@every_backend
+@pytest.mark.parametrize("backend", ["torch", long("triton")])
 def test_layers_of_several_dtypes_are_balanced_together(backend, device):
     """Each of the two launches needs the norms of the layers of the other launch."""
     named = [*parameters([(6, 5)], torch.float32, device), *parameters([(8, 9)], torch.bfloat16, device)]

@@ -60,7 +60,7 @@ def test_carried_norms_of_a_weight_that_begins_with_zeros(zeros, device):
     """As an embedding with padding does; its gradient is zero there, too."""
     named = parameters([(3, zeros)], torch.float32, device)
     named[0][1].data[0] = 0
-    ours = OURS["sgd"](named, lr=0.1, scaling=NormalizedGradientAdaptive(), backend="triton")
+    ours = OURS["sgd"](named, lr=0.1, momentum=0.9, scaling=NormalizedGradientAdaptive(), backend="triton")
     for _ in range(2):
         gradients(named)
         named[0][1].grad[0] = 0
@@ -95,7 +95,7 @@ def test_another_optimizer_steps_the_same_weights(device):
 
 def test_scalings_of_the_direction_notice_every_edit(device):
     named = parameters([(2, 2050)], torch.float32, device)
-    ours = OURS["sgd"](named, lr=0.1, scaling=LAMB(), backend="triton")
+    ours = OURS["sgd"](named, lr=0.1, momentum=0.9, scaling=LAMB(), backend="triton")
     train((ours,), (named,), 2)
     named[0][1].data[0, 1] = 100.0
     norm = named[0][1].detach().double().norm()

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import ALL, CASES, every_case, nan_arithmetic, overflow
+from cases import ALL, CASES, every_case, nan_arithmetic, one_kernel, overflow
 from pairs import beside_torch, compare_weights, twin_parameters
 from papers import Paper
 from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, train, uniform
@@ -79,11 +79,11 @@ def test_odd_gradients_as_in_torch(name, backend, change, device):
 @pytest.mark.parametrize(("name", "backend"), [case for case in CASES if case != ("sgd", "triton")])
 def test_dtypes_share_a_norm(name, backend, device):
     """One norm over two launches. torch rounds norms of bfloat16 to bfloat16: ours is compared in double precision."""
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)[: 2 if backend == "triton" else 3]
     named = [(str(dtype), torch.nn.Parameter(uniform((3, 9), dtype, device))) for dtype in dtypes]
     options = {"lr": 0.05, "weight_decay": 0.1}
     ours = OURS[name](named, **options, clip_global_norm=1.0, backend=backend)
-    paper = Paper(name, None, named, [options] * 3)
+    paper = Paper(name, None, named, [options] * len(named))
     for _ in range(2):
         gradients(named)
         assert norm_of(named) > 2
@@ -120,7 +120,7 @@ def test_all_gradients_count(name, backend, device):
         for scaling in (ELR(0.1, eps=0.2), LARS(0.1, eps=0.3), LARC(0.1), NormalizedGradientAdaptive(), LAMB(**ALL),
                         ClipByLayer(0.2))
         # in kernels, a factor of the gradient with one rule and a factor of the direction with the other
-        if backend == "torch" or isinstance(scaling, LARS if name == "sgd" else LAMB)
+        if backend == "torch" or type(scaling) is (LARS if name == "sgd" else LAMB)
     ],
 )  # fmt: skip
 def test_scalings_see_clipped_gradients(name, backend, scaling, device):
@@ -168,7 +168,7 @@ def clip_units(params):
 
 @pytest.mark.parametrize("scaler", [False, True])
 @pytest.mark.parametrize("clip", [clip_units, partial(torch.nn.utils.clip_grad_value_, clip_value=0.2)])
-@every_case
+@one_kernel
 def test_gradients_are_clipped_in_other_ways_first(name, backend, clip, scaler, device):
     named, expected = twin_parameters([(4, 3), (5,), (2, 3, 2)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.05, backend=backend)

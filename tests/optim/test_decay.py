@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_backend
+from cases import every_backend, long
 from pairs import compare_weights, twin_parameters
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, SHAPES, TORCH, compare, gradients, parameters, saved, train, twin
@@ -195,8 +195,9 @@ def test_cautious_decay_by_sign(name, backend, device):
     assert (named[0][1] == float("inf")).all()
 
 
-@every_backend
-@every_decoupled
+@pytest.mark.parametrize(
+    ("name", "backend"), [("adamw", "torch"), ("lion", "torch"), ("adamw", "triton"), long("lion", "triton")]
+)
 def test_cautious_decay_goes_with_other_options(name, backend, device):
     """It stays where options are replaced, as by a GradScaler, and in a copy; without decay it changes nothing."""
     named = parameters([(40, 3)], torch.float32, device)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_backend
+from cases import every_backend, long
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, TORCH, compare, gradients, parameters, saved, train, twin
 from tolerances import same, same_on_cpu
@@ -62,7 +62,7 @@ def test_the_formula_as_printed(name, options, device):
     assert "radius" not in ours.state.get(named[1][1], {})
 
 
-@every_name
+@pytest.mark.parametrize("name", ["sgd", long("adamw"), long("lion")])
 def test_stochastic_rounding(name, device):
     """With stochastic rounding, the weight is near the sphere after every step, and ρ corrects the rounding."""
     named = parameters([(64, 64)], torch.bfloat16, device)
@@ -208,13 +208,20 @@ def test_refused_options(device):
         ELR(0.1, retract="ball")
 
 
-@every_backend
-@pytest.mark.parametrize("scaling", [Hyperball(), ELR(0.3, retract="sphere")], ids=["Hyperball", "ELR"])
-@every_name
+CONTROLLED = {"Hyperball": Hyperball(), "ELR": ELR(0.3, retract="sphere")}
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling", "backend"),
+    [(name, scaling, "torch") for name in ALL for scaling in CONTROLLED]
+    + [(name, "Hyperball", "triton") for name in ALL]
+    + [("sgd", "ELR", "triton"), long("adamw", "ELR", "triton"), long("lion", "ELR", "triton")],
+)
 def test_statistics(name, scaling, backend, device):
     """‖Δw‖ / ‖w‖ uses the weights before and after the step; the cosine uses Δw where ρ is 1."""
     named = parameters([(6, 35), (5,), (2, 3)], torch.float64 if backend == "torch" else torch.float32, device)
-    optimizer = ALL[name](named, lr=0.05, weight_decay=0.1, scaling=scaling, backend=backend)
+    options = {**OPTIONS[name], "lr": 0.05, "scaling": CONTROLLED[scaling]}
+    optimizer = ALL[name](named, **options, backend=backend)
     for _ in range(3):
         before = [p.detach().double().clone() for _, p in named]
         train((optimizer,), (named,), 1)

@@ -98,9 +98,9 @@ def test_many_tiles_and_rows_for_the_slots(device, monkeypatch):
     """Partials, and step counts, that are read in more than one go."""
     change_sizes(monkeypatch, queue_slots=2)
     named, expected = twin_parameters([(2, 4099), (3,), (2, 2), (1,), (2, 1)], torch.float32, device)
-    options = {**OPTIONS["adamw"], "scaling": ELR(0.1), "nonfinite": "skip"}
-    ours = OURS["adamw"](named, **options, layers={"p2[0:1]": 0.5}, backend="triton")
-    other = OURS["adamw"](expected, **options, layers={"p2[0:1]": 0.5}, backend="torch")
+    options = {**OPTIONS["sgd"], "scaling": ELR(0.1), "nonfinite": "skip"}
+    ours = OURS["sgd"](named, **options, layers={"p2[0:1]": 0.5}, backend="triton")
+    other = OURS["sgd"](expected, **options, layers={"p2[0:1]": 0.5}, backend="torch")
     train((ours, other), (named, expected), 2)
     compare(partial(close, steps=2), ours, other, named, expected)
     assert [ours.state[p]["step"].item() for _, p in named] == [2] * 5

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import every_backend, every_case, every_name, name_of
+from cases import every_backend, every_case, every_name, name_of, one_kernel
 from steps import OPTIONS, OURS, gradients, parameters, train
 
 from fused_lwlr import ELR, LAMB, LARS, Hyperball, LayerStatsLogger, StepStatistics, step_in_backward
@@ -27,7 +27,7 @@ def agree(actual, expected):
     torch.testing.assert_close(actual.cpu(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-@every_case
+@one_kernel
 @pytest.mark.parametrize("more", [{}, {"clip_global_norm": 0.1}])
 def test_layer_stats(name, backend, more, device):
     optimizer, named, before = statistics(name, backend, device, LARS(0.5, eps=0.0), **more)
@@ -93,7 +93,8 @@ def test_layer_stats_in_the_order_of_parameters(backend, device):
     """Each dtype is a separate launch, some layers have no gradient, one is in slices."""
     dtypes = (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16)
     named = [(f"p{i}", parameters([(4, 2)], dtype, device)[0][1]) for i, dtype in enumerate(dtypes)]
-    optimizer = OURS["sgd"](named, lr=0.1, scaling=ELR(0.1), layers={"p2[1:3]": 0.5}, backend=backend)
+    options = {"lr": 0.1, "momentum": 0.9, "scaling": ELR(0.1), "layers": {"p2[1:3]": 0.5}}
+    optimizer = OURS["sgd"](named, **options, backend=backend)
     gradients(named)
     named[1][1].grad = None
     optimizer.step()

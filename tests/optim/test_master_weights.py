@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_case, nan_arithmetic
+from cases import every_case, long, nan_arithmetic
 from steps import OPTIONS, OURS, TORCH, gradients, parameters, uniform
 from tolerances import close, same
 from torch import nn
@@ -62,13 +62,14 @@ def follow(named, backend, steps, ours, torchs, wide, change=lambda step: None):
 @pytest.mark.parametrize(
     ("name", "options", "backend", "dtype"),
     [(*row, "torch", dtype) for row in ROWS for dtype in HALF]
-    + [(*row, "triton", torch.bfloat16) for row in ROWS]
+    + [(*ROWS[i], "triton", torch.bfloat16) for i in (0, 2, 3)]
+    + [long(*ROWS[i], "triton", torch.bfloat16) for i in (1, 4)]
     + [(*ROWS[3], "triton", torch.float16)],
     ids=str,
 )
 def test_master_weights_equal_float32_training(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
-    follow(named, backend, 20, *pair_of(name, named, backend, **options))
+    follow(named, backend, 8, *pair_of(name, named, backend, **options))
 
 
 def loaded(param):
@@ -122,7 +123,7 @@ def test_wider_parameters_have_none(name, backend, dtype, device):
     """A wider parameter in the same optimizer as a half-precision one, and one that becomes wider."""
     if backend == "triton" and dtype == torch.float64:
         pytest.skip("the kernels are of up to float32")
-    half, other = nn.Parameter(uniform((6,), torch.float16, device)), nn.Parameter(uniform((6,), dtype, device))
+    half, other = nn.Parameter(uniform((6,), torch.bfloat16, device)), nn.Parameter(uniform((6,), dtype, device))
     ours = OURS[name]([half, other], **OPTIONS[name], master_weights=True, backend=backend)
     alone = nn.Parameter(other.detach().clone())
     expected = OURS[name]([alone], **OPTIONS[name], backend=backend)

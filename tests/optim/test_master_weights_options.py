@@ -5,7 +5,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from cases import ALL, every_backend, every_case, name_of, nan_arithmetic, over
+from cases import ALL, every_backend, long, name_of, nan_arithmetic, one_kernel
 from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot
 from tolerances import close, same
 from torch import nn
@@ -30,7 +30,8 @@ def master_of(optimizer, param):
 @pytest.mark.parametrize(
     ("name", "backend", "options"),
     [(name, "torch", options) for name in OURS for options in WITHOUT_NORMS]
-    + [(name, "triton", options) for name, options in zip(cycle(OURS), WITHOUT_NORMS, strict=False)],
+    + [(name, "triton", options) for name, options in zip(OURS, WITHOUT_NORMS, strict=False)]
+    + [long(name, "triton", options) for name, options in zip(cycle(OURS), WITHOUT_NORMS[2:], strict=False)],
     ids=lambda o: o if isinstance(o, str) else "-".join(name_of(v) if k == "scaling" else k for k, v in o.items()),
 )
 def test_equals_float32(name, backend, options, device):
@@ -51,8 +52,16 @@ def test_equals_float32(name, backend, options, device):
             same(p.detach(), master_of(ours, p).to(p.dtype))
 
 
-@over([ELR(0.1, **ALL), LARS(0.5, **ALL), LAMB(**ALL)])
-@every_backend
+BY_NORM = [ELR(0.1, **ALL), LARS(0.5, **ALL), LAMB(**ALL)]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "backend"),
+    [(scaling, "torch") for scaling in BY_NORM]
+    # a factor of the gradient and one of the direction
+    + [(BY_NORM[0], "triton"), long(BY_NORM[1], "triton"), (BY_NORM[2], "triton")],
+    ids=name_of,
+)
 def test_scalings_by_the_norm_of_the_weight(backend, scaling, device):
     """w ← w − lr · trust ratio · g in double precision.
 
@@ -76,7 +85,7 @@ def test_scalings_by_the_norm_of_the_weight(backend, scaling, device):
             same(p.detach(), master_of(ours, p).to(p.dtype))
 
 
-@every_backend
+@pytest.mark.parametrize("backend", ["torch", long("triton")])
 def test_rescaled_weights(backend, device):
     """The master weight is also divided by Ŵ, computed from the parameters; a bias without a gradient too."""
     named = parameters([(6, 5), (4, 5), (6,)], torch.bfloat16, device)
@@ -108,7 +117,7 @@ def test_rescaled_weights(backend, device):
 @pytest.mark.parametrize(
     ("name", "backend", "why", "scaling"),
     [(name, "torch", why, s) for name in OURS for why in ("found_inf", "nonfinite") for s in (None, LAMB())]
-    + [("sgd", "triton", "found_inf", LAMB()), ("adamw", "triton", "nonfinite", None)],
+    + [("sgd", "triton", "found_inf", LAMB()), long("adamw", "triton", "nonfinite", None)],
     ids=name_of,
 )
 def test_a_skipped_step_changes_nothing(name, backend, why, scaling, device):
@@ -140,7 +149,7 @@ def test_a_skipped_step_changes_nothing(name, backend, why, scaling, device):
         same(p.detach(), master_of(ours, p).half())
 
 
-@every_case
+@one_kernel
 def test_grad_scaler(name, backend, device):
     """float16 parameters and gradients, unscaled in float32: no underflow, compared with float32 training."""
     param = nn.Parameter(torch.linspace(-1, 1, 33).half().to(device))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import every_backend
+from cases import long
 from pairs import twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, compare, parameters, train
 from tolerances import close, same
@@ -76,8 +76,10 @@ def test_state_is_replaced_by_a_view_of_it(name, entry, device):
     follow(name, device, move)
 
 
-@every_backend
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "torch") for name in ALL), ("sgd", "triton"), ("adamw", "triton"), long("lion", "triton")],
+)
 @pytest.mark.parametrize(
     "changed", [lambda one: one[None], lambda one: torch._neg_view(-one)], ids=["dimension", "lazy sign"]
 )

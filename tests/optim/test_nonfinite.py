@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cases import ALL, every_backend, every_case, every_name, nan_arithmetic, overflow
+from cases import ALL, BACKENDS, every_backend, every_case, every_name, long, nan_arithmetic, overflow
 from pairs import compare_weights
 from skipping import every_row, pair_of, spoil, state_of
 from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train, uniform
@@ -41,10 +41,13 @@ def test_skipped_steps_leave_no_trace(name, row, bad_steps, backend, device):
 
 
 @nan_arithmetic
-@every_backend
 @pytest.mark.parametrize(
-    ("name", "scaling"), [("sgd", LARS(0.5)), ("sgd", LAMB(**ALL)), ("adamw", ELR(0.1)), ("adamw", LARC(0.1))]
-)
+    ("name", "scaling", "backend"),
+    [
+        *((*row, of) for row in (("sgd", LARS(0.5)), ("sgd", LAMB(**ALL)), ("adamw", ELR(0.1))) for of in BACKENDS),
+        ("adamw", LARC(0.1), "torch"), long("adamw", LARC(0.1), "triton"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_skipped_steps_leave_no_trace_with_scalings(name, scaling, limit, backend, device):
     ours, other, named, expected = pair_of(name, {}, backend, device, scaling=scaling, clip_global_norm=limit)

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from cases import BACKENDS, every_case, name_of
+from cases import BACKENDS, every_case, long, name_of
 from pairs import twin_parameters
 from steps import (
     ALL,
@@ -44,7 +44,9 @@ def started(name, backend, options, device):
     ("name", "backend", "more", "copy"),
     [(name, "torch", more, copy) for name in OURS for more in MORE for copy in (deepcopy, through_pickle)]
     + [(name, "triton", MORE[i], copy) for name in OURS for i, copy in ((0, through_pickle), (3, deepcopy))]
-    + [(*case, more, deepcopy) for case in CASES for more in ({**EXACT, **BF16}, {"capturable": True})]
+    + [(name, "torch", {**EXACT, **BF16}, deepcopy) for name in OURS]
+    + [long(name, "triton", {**EXACT, **BF16}, deepcopy) for name in OURS]
+    + [(*case, {"capturable": True}, deepcopy) for case in CASES]
     + [(name, "torch", {"ema": 0.9}, through_pickle) for name in OURS],
 )
 def test_copies_step_alike_and_share_no_memory(name, backend, more, copy, device):
@@ -82,7 +84,7 @@ RESUMED = [
     ("sgd", "triton", {"ema": 0.9}),
     ("adamw", "triton", {"ema": 0.9, **EXACT, **BF16}),
     *(("lion", "torch", {**BF16, **options}) for options in LION),
-    *(("lion", "triton", {**BF16, **LION[i]}) for i in (0, 4)),
+    *(long("lion", "triton", {**BF16, **LION[i]}) for i in (0, 4)),
     *(("sgd", backend, {"lr_in_momentum": True, "scaling": LARS()}) for backend in BACKENDS),
 ]
 

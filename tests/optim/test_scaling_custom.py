@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cases import every_backend, every_case
+from cases import every_backend, every_case, long
 from own_scalings import Aligned, AtLeast, Six
 from pairs import twin_parameters
 from papers import Paper
@@ -107,9 +107,10 @@ CUSTOM = [
 @pytest.mark.parametrize(
     ("scaling", "expected", "name", "backend"),
     [(*row, name, "torch") for row in CUSTOM for name in OURS]
-    + [(*row, "sgd", "triton") for row in CUSTOM]
+    + [(*row, "sgd", "triton") for row in (*CUSTOM[1:3], CUSTOM[4])]
+    + [long(*row, "sgd", "triton") for row in (CUSTOM[0], CUSTOM[3], CUSTOM[5])]
     # one by the gradient and one by the direction
-    + [(*row, "adamw", "triton") for row in (CUSTOM[1], CUSTOM[-1])],
+    + [long(*CUSTOM[1], "adamw", "triton"), (*CUSTOM[-1], "adamw", "triton")],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
@@ -156,11 +157,12 @@ STATISTICS = {
 
 # each compiles kernels: with those, clipping goes with one of the rules
 @pytest.mark.parametrize(
-    ("name", "backend", "clip"),
-    [(name, "torch", clip) for name in OURS for clip in (None, 0.7)]
-    + [("sgd", "triton", None), ("adamw", "triton", 0.7)],
+    ("which", "name", "backend", "clip"),
+    [(which, name, "torch", clip) for which in STATISTICS for name in OURS for clip in (None, 0.7)]
+    + [("six", "sgd", "triton", None), ("aligned", "adamw", "triton", 0.7)]
+    + [long(which, "sgd", "triton", None) for which in ("floor", "aligned")]
+    + [long(which, "adamw", "triton", 0.7) for which in ("floor", "six")],
 )
-@pytest.mark.parametrize("which", STATISTICS)
 def test_any_statistic_and_any_number_by_name(which, clip, name, backend, device):
     """The factor and the step against arithmetic in float64; the first step of AdamW has the direction of the sign."""
     scaling, expected = STATISTICS[which]
@@ -180,6 +182,7 @@ def test_any_statistic_and_any_number_by_name(which, clip, name, backend, device
         close(p.detach(), (w - 0.1 * s * d).float(), 2)
 
 
+@pytest.mark.long
 def test_both_backends_agree_on_the_dot_of_master_weights(device):
     named, other = twin_parameters([(3, 7), (41, 200)], torch.bfloat16, device)
     options = {

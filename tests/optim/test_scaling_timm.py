@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from cases import ALL, every_backend
+from cases import ALL, every_backend, long
 from pairs import compare_weights, twin_parameters
 from steps import OURS, gradients
 from tolerances import close
@@ -35,15 +35,18 @@ def against_timm(ours, theirs, named, expected, steps):
     compare_weights(close, named, expected, steps)
 
 
-@every_backend
-@pytest.mark.parametrize("clipped", [False, True])
+OPTIONS = [
+    {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.4},
+    {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.4},
-        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
-    ],
-)  # fmt: skip
+    ("options", "clipped", "backend"),
+    [(options, clipped, "torch") for options in OPTIONS for clipped in (False, True)]
+    + [(options, clipped, "triton") for options in OPTIONS[1:] for clipped in (False, True)]
+    + [long(OPTIONS[0], clipped, "triton") for clipped in (False, True)],
+)
 def test_timm_lars(timm_optim, options, clipped, backend, device):
     """timm adapts every parameter it is given if `always_adapt`, and has eps where the paper's formula has none."""
     shapes = [(33, 130), (5,), (2, 3, 1500)] if backend == "torch" else [(3, 7), (5,)]

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import every_backend, every_case, every_name, long, one_kernel
 from pairs import twin_parameters
 from steps import OPTIONS, OURS, compare, identical, parameters, saved, snapshot, through_pickle, train, twin
 from tolerances import same
@@ -14,7 +14,8 @@ from torch import nn
 SHAPES = [(6, 5), (), (40,)]
 SIGMAS = 5
 N = 1024
-every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HALF = [torch.bfloat16, torch.float16]
+every_half = pytest.mark.parametrize("dtype", HALF, ids=str)
 
 
 def ours_of(name, named, backend, **more):
@@ -27,7 +28,7 @@ def params_of(optimizer, named):
 
 
 @pytest.mark.parametrize("stochastic", [True, False])
-@pytest.mark.parametrize(("backend", "steps"), [("torch", 1024), ("triton", 64)])
+@pytest.mark.parametrize(("backend", "steps"), [("torch", 128), ("triton", 64)])
 def test_steps_too_small_for_the_parameter_add_up(backend, steps, stochastic, device):
     """Steps of a 32nd of the distance to the next number: rounded to nearest, the weight would never change."""
     param = nn.Parameter(torch.full((N,), 1.5, dtype=torch.bfloat16, device=device))
@@ -64,8 +65,13 @@ def test_second_moments_decay(backend, stochastic, device):
     same(param.detach(), torch.ones_like(param))
 
 
-@every_half
-@every_case
+@pytest.mark.parametrize(
+    ("name", "backend", "dtype"),
+    [(name, "torch", dtype) for name in OURS for dtype in HALF]
+    + [("sgd", "triton", torch.bfloat16), long("sgd", "triton", torch.float16)]
+    + [long("adamw", "triton", dtype) for dtype in HALF],
+    ids=str,
+)
 def test_a_run_repeats(name, backend, dtype, device):
     """Runs repeat with the same seed; so do copies of an optimizer, and a resumed one."""
     start = parameters(SHAPES, dtype, device)
@@ -156,7 +162,7 @@ def test_noise_of_parameters_in_several_launches(name, device):
     assert abs(differ - 256 * apart) <= SIGMAS * math.sqrt(256 * apart * (1 - apart))
 
 
-@every_case
+@one_kernel
 def test_state_alone(name, backend, device):
     """float32 parameters with state in half precision: only the state is rounded, to a neighbour."""
     named, others = twin_parameters(SHAPES, torch.float32, device)
