@@ -12,7 +12,7 @@ from pairs import beside_torch, compare_weights, twin_parameters
 from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, launches, parameters, singly, train
 from tolerances import close, same
 
-STEPS = 25
+STEPS = 12
 CASES = [
     ("sgd", {"lr": 0.05, "momentum": m, "dampening": d, "nesterov": n, "weight_decay": wd, "maximize": up})
     for (m, d, n), wd, up in product(
@@ -85,7 +85,7 @@ def test_half_precision_rounds_once(name, options, backend, dtype, device):
     """torch on float32 copies of parameter, gradient and state, rounded back after every step."""
     named = parameters(SHAPES, dtype, device)
     ours = OURS[name](named, **options, backend=backend)
-    for _ in range(10):
+    for _ in range(4):
         gradients(named)
         wide = [(key, torch.nn.Parameter(p.detach().float())) for key, p in named]
         torchs = TORCH[name](wide, **options, foreach=False)

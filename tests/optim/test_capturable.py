@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_backend, every_case
+from cases import every_backend, every_case, long
 from pairs import beside_torch, compare_weights, twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, gradients, parameters, saved, train, twin
 from tolerances import close
@@ -38,12 +38,16 @@ def torchs_of(name, named, **more):
     return TORCH[name](named, **{**OPTIONS[name], **more}, foreach=False)
 
 
-@pytest.mark.parametrize(("name", "options"), ROWS)
-@every_backend
+@pytest.mark.parametrize(
+    ("name", "options", "backend"),
+    [(*row, "torch") for row in ROWS]
+    + [(*ROWS[i], "triton") for i in (0, 1, 4)]
+    + [long(*ROWS[i], "triton") for i in (2, 3)],
+)
 def test_as_not_capturable(name, options, backend, device):
     """torch's single-tensor optimizer, which counts on the host; one gradient comes late."""
     ours, torchs, named, expected = beside_torch(name, SHAPES, device, backend, own=CAPTURABLE, **options)
-    for step in range(20):
+    for step in range(8):
         gradients(named, expected)
         if step < 2:
             named[0][1].grad = expected[0][1].grad = None

@@ -1,6 +1,7 @@
 """An exception anywhere around a step: the step is complete or has no effect, and the next one is unaffected."""
 
 import signal
+from itertools import cycle
 
 import pytest
 import torch
@@ -130,11 +131,16 @@ def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch)
     assert len(launches) == (launch + 1 if backend == "triton" else 0)
 
 
+KINDS = ["SIGINT"], ["SIGALRM"], ["SIGTERM", "SIGINT"]
 SIGNALS = {"SIGINT": KeyboardInterrupt, "SIGALRM": Interrupted, "SIGTERM": Interrupted}
 
 
-@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGALRM"], ["SIGTERM", "SIGINT"]], ids=str)
-@every_place
+@pytest.mark.parametrize(
+    ("name", "backend", "row", "taken", "signals"),
+    # the handlers do not depend on the place
+    [(*place, signals) for place, signals in zip(PLACES, cycle(KINDS))],
+    ids=str,
+)
 def test_signals_during_a_step(name, backend, row, taken, signals, device, monkeypatch):
     """A handler that raises runs after the step is complete, with weights, moments and counts."""
     optimizer, other, named, expected = pair(name, backend, row, taken, device)

@@ -204,14 +204,14 @@ def test_fake_tensors_are_stepped_on_shapes(name, backend, device):
         {"scaling": Hyperball(), "capturable": True},
         {"nonfinite": "raise"},
     ]
-    if device == "cuda" and not torch.cuda.is_available():
+    if backend == "auto" or (device == "cuda" and not torch.cuda.is_available()):
         options = [{}]
     for more in options:
         with FakeTensorMode():
             params = [nn.Parameter(torch.ones(shape, device=device)) for shape in ((3, 2), (4,))]
             expected = [nn.Parameter(torch.ones_like(p)) for p in params]
             ours, torchs = optimizer_of(name, backend, *params, **more), TORCH[name](expected, **OPTIONS[name])
-            for _ in range(3):
+            for _ in range(2):
                 step(ours)
                 step(torchs)
                 ours.load_state_dict(ours.state_dict())

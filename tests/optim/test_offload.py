@@ -5,7 +5,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from cases import BACKENDS
 from steps import ALL, OPTIONS, identical, saved, through_pickle, uniform
 from test_in_backward import FEATURES, Net, deep
 from torch import nn
@@ -169,11 +168,13 @@ ROWS = {
 }
 
 
-# each row runs with both backends, and one row with all sizes, since buckets do not depend on options
+# each row runs with both backends, and one row with all sizes and streams, since buckets do not depend on options
 @pytest.mark.parametrize(
-    ("row", "size", "backend"),
-    [(row, 200, backend) for row in ROWS for backend in BACKENDS]
-    + [("bfloat16", size, "torch") for size in (1, 1 << 30)],
+    ("row", "size", "backend", "stream"),
+    [(row, 200, *with_stream) for row in ROWS for with_stream in (("torch", "late"), ("triton", "own"))]
+    + [("bfloat16", size, "torch", "late") for size in (1, 1 << 30)]
+    + [("bfloat16", size, "torch", "own") for size in (1, 200, 1 << 30)],
+    indirect=["stream"],
 )
 def test_same_bits(row, size, backend, stream, device):
     name, dtype, options = ROWS[row]

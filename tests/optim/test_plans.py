@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import BACKENDS, every_backend, every_case, every_name, long
 from pairs import beside_torch, twin_parameters
 from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, twin
 from tolerances import close, same
@@ -21,6 +21,7 @@ CONTROLS = [
     {"scaling": ELR(0.1, select=everything)}, {"scaling": LARS(select=everything), "ema": 0.9},
     {"clip_global_norm": 0.5}, {"nonfinite": "skip"},
 ]  # fmt: skip
+SKIPPING = {"nonfinite": "skip", "ema": 0.9}
 OWN = {"sgd": {"scaling": BalancedLR(select=everything)}, "adamw": {"scaling": LAMB(select=everything)}}
 
 
@@ -114,8 +115,13 @@ def test_a_plan_waits_for_its_first_gradient(name, backend, made, device):
     assert len(made) == 1 + 5
 
 
-@pytest.mark.parametrize("more", [*CONTROLS, None], ids=lambda more: "-".join(more or ["own"]))
-@every_case
+@pytest.mark.parametrize(
+    ("name", "backend", "more"),
+    [(name, "torch", more) for name in OURS for more in (*CONTROLS, None)]
+    + [(name, "triton", more) for name in OURS for more in (CONTROLS[0], *CONTROLS[2:], None)]
+    + [long(name, "triton", CONTROLS[1]) for name in OURS],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value or ["own"]),
+)
 def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):
     """Norms carried from step to step are the norms of the current weights, also after edits."""
     more = OWN[name] if more is None else more
@@ -137,8 +143,11 @@ def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):
     assert len(made) == 3
 
 
-@pytest.mark.parametrize("more", [{}, {"nonfinite": "skip", "ema": 0.9}], ids=lambda more: "-".join(more))
-@every_backend
+@pytest.mark.parametrize(
+    ("backend", "more"),
+    [("torch", {}), ("torch", SKIPPING), ("triton", {}), long("triton", SKIPPING)],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
 def test_weights_are_rescaled_with_and_without_a_gradient(backend, more, made, device):
     named, expected = twin_parameters(SHAPES, torch.float32, device)
     ours, other = (
@@ -221,8 +230,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@every_case
+# plans do not depend on the rule
+@pytest.mark.parametrize(
+    ("name", "backend", "change"),
+    [(name, of, change) for name, of in (("sgd", "torch"), ("adamw", "triton")) for change in CHANGES]
+    + [long(name, of, change) for name, of in (("adamw", "torch"), ("sgd", "triton")) for change in CHANGES],
+)
 def test_something_else_changes(name, backend, change, device):
     both, twins = pair(name, backend, device)
     for step in range(13):
@@ -311,9 +324,14 @@ def turned(tensor):
     return tensor.T.contiguous().T
 
 
-@pytest.mark.parametrize("odd", [False, True], ids=["", "odd"])
-@pytest.mark.parametrize(("name", "more"), ALONE)
-@every_backend
+@pytest.mark.parametrize(
+    ("name", "more", "backend", "odd"),
+    [(*row, "torch", True) for row in ALONE]
+    + [(*ALONE[i], "triton", True) for i in (1, 3, 4)]
+    + [long(*ALONE[i], "triton", True) for i in (0, 2, 5)]
+    # where all steps have the same strides
+    + [long(*row, backend, False) for row in ALONE for backend in BACKENDS],
+)
 def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, device):
     """Layers of two dtypes dropped at random: each step equals a step of an optimizer with only the remaining layers.
 
