@@ -112,7 +112,7 @@ def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
         triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].factor_formula(SGD))
 
 
-@pytest.mark.parametrize("operation", ["adamw", *(long(name) for name in RULES if name != "adamw")])
+@pytest.mark.parametrize("operation", ["adamw", long("sgd")])
 def test_counters_are_back_at_zero(operation, device, monkeypatch):
     table = scaled(operation, device)
     monkeypatch.setattr(launch, "grid", lambda _: 3)
