@@ -64,7 +64,7 @@ def test_layers_are_param_groups(name, backend, more, device):
         compare(same, ours, theirs, named, expected)
 
 
-# each compiles a kernel: every rule with every scaling, in dtypes that take turns
+# each compiles a kernel: every rule with every scaling
 SCALINGS = [None, ELR(0.1), LAMB(), BalancedLR()]
 # kernels that other tests compile as well
 DTYPES = [torch.bfloat16, torch.bfloat16, torch.float32]

@@ -17,7 +17,6 @@ ROWS = [
     ("sgd", {}), ("sgd", {"nesterov": True, "dampening": 0.0, "maximize": True}),
     ("adamw", {}), ("adamw", {"amsgrad": True}),
 ]  # fmt: skip
-every_row = pytest.mark.parametrize(("name", "options"), ROWS)
 # each row of Triton compiles a kernel, and kernels of all rules round state in the same way
 PAIRS = [(dtype, state_dtype) for dtype in ALL for state_dtype in ALL]
 ROUNDED = [(*row, "torch", *pair) for row in ROWS for pair in PAIRS] + [
