@@ -30,6 +30,7 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
 
 
+@pytest.mark.long
 def test_a_command_that_fails_does_not_stop_the_next(tmp_path):
     assert run("one", Stage(60, [FAILS, ["no such command"], FINE]), tmp_path) == 1
     head, *rest = rows_of(tmp_path / "one.log")

@@ -29,6 +29,7 @@ def result():
     return found
 
 
+@pytest.mark.long
 def test_everyone_is_timed(result):
     timed = {(row["rule"], row["method"], row["who"]) for row in result["rows"] if "skipped" not in row}
     expected = {(c.rule, c.method, c.library) for c in ENTRANTS if f"{c.name} fp32" not in result["refused"]}
@@ -42,6 +43,7 @@ def test_everyone_is_timed(result):
         assert row["cold"] > 0
 
 
+@pytest.mark.long
 def test_it_becomes_json_markdown_and_a_figure(result, tmp_path):
     results = {"about": {"device": "CPU"}, "skipped": {"host": "not asked for"}, "gpu": result}
     assert json.loads(json.dumps(results)) == results

@@ -182,6 +182,7 @@ def test_workers_end_with_the_iterator():
     assert not workers & {child.pid for child in multiprocessing.active_children()}
 
 
+@pytest.mark.long
 def test_workers_leave_signals_to_the_trainer():
     """Ctrl-C, and the signal of a cluster before preemption, reach every process of a run."""
     options = {"batch_size": 1, "micro_batch": 1, "steps": 60}

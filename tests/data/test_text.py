@@ -53,6 +53,7 @@ def test_the_last_8_percent_are_for_validation_and_never_trained_on(tmp_path):
     assert bytes(inputs[targets >= 0].tolist()) == content[cut:-1]
 
 
+@pytest.mark.long
 def test_epochs_cover_the_training_text_with_cuts_in_other_places(tmp_path):
     content = made(tmp_path, 440)
     text = open_text(f"text:{tmp_path}/text.txt", context=16)

@@ -86,6 +86,7 @@ def test_finetune_timm(run, photographs, capsys):
     assert found["multipliers"]["patch_embed.proj.weight"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("timm")
 def test_imagenet_lars(run, photographs, capsys):
     sizes = {"model": "test_resnet", "image_size": 32, "batch_size": 8, "pass_size": 4, "epochs": 2, "workers": 0}
@@ -115,7 +116,8 @@ def test_own_scaling(run, capsys):
     assert "The step is the one that was written out." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("gradinit", ["--gradinit", pytest.param("--no-gradinit", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("gradinit", ["--gradinit", "--no-gradinit"])
 def test_language_model(run, gradinit):
     sizes = {"gradinit_steps": 5, "context": 16, "lr": 0.01, "width": 16, "depth": 1, "steps": 20}
     losses = run("language_model", gradinit, **sizes)["losses"]
