@@ -26,11 +26,11 @@ every_name = pytest.mark.parametrize("name", OURS)
 
 
 def long(*row):
-    """A row of a parametrization that only CI runs: mostly since it would compile kernels of its own."""
+    """A row of a parametrization that only the long tests run, mostly since no fast test uses its kernels."""
     return pytest.param(*row, marks=pytest.mark.long)
 
 
-# both rules where what is tested does not depend on the rule: their kernels differ, and one of them is enough
+# for tests that do not depend on the rule: the fast tests compile the kernels of one rule
 one_kernel = pytest.mark.parametrize(
     ("name", "backend"), [*((name, "torch") for name in OURS), ("sgd", "triton"), long("adamw", "triton")]
 )

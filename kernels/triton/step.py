@@ -184,7 +184,7 @@ def arguments_of(factor: FactorFormula, width: int) -> tuple[int, ...]:
 
 def _common(device_table: DeviceTable, rule: Rule, hyper_rows: HyperRows) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
-    # the order is that of the columns in `prepare`
+    # `prepare` has the columns in this order
     dtypes = tuple(device_table.dtypes.values())[len(SCALAR_COLUMNS) :]
     return {
         "DTYPES": dtypes, "UPDATE": compiled_update(rule, dtypes), "DECAY": rule.decay_mode,

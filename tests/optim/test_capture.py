@@ -24,7 +24,7 @@ ROWS = [
     long("sgd", {"scaling": Hyperball()}),
     ("adamw", {"master_weights": True, "scaling": Hyperball(), "ema": 0.9, **HALF}),
 ]  # fmt: skip
-# each rule compiles a kernel, where what is tested does not depend on the rule
+# for tests that do not depend on the rule, since each rule compiles a kernel
 one_name = pytest.mark.parametrize("name", ["sgd", long("adamw")])
 every_row = pytest.mark.parametrize(
     ("name", "row"),

@@ -128,7 +128,7 @@ MORE = {
 }
 
 
-# the others compile kernels of their own
+# the rows whose kernels other tests use, too
 SHARED = [row for row in MORE if row not in ("master weights", "groups and clipping", "state_dtype", "amsgrad")]
 
 

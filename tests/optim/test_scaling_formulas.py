@@ -52,7 +52,7 @@ def test_paper_reference(name, scaling, turn, device):
     follow(name, scaling, parameters(SMALL, torch.float64, device), options, "torch", 3)
 
 
-# each formula is compiled once, with one of the rules: mostly that of other tests
+# numbers of the scalings that are compiled with AdamW: each is compiled with one rule, mostly the rule of other tests
 WITH_ADAMW = (1, 3, 9, 11)
 
 
