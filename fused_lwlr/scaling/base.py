@@ -54,6 +54,9 @@ class Scaling:
     bias_correction = True
 
     def __init_subclass__(cls) -> None:
+        for name in ("factor_formula", "retraction", "selection", "selects", "target"):
+            if name in cls.__annotations__:
+                raise ValueError(f"{cls.__name__} has a field {name!r}, the name of a method: give it another name")
         if "__repr__" not in vars(cls):
             # `dataclass` keeps it
             cls.__repr__ = Scaling.__repr__  # type: ignore[method-assign]

@@ -387,6 +387,12 @@ def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name
     assert ours.scaling is None
 
 
+@pytest.mark.parametrize("name", ["factor_formula", "retraction", "selection", "selects", "target"])
+def test_a_field_with_the_name_of_a_method_is_refused(name):
+    with pytest.raises(ValueError, match=f"Own has a field '{name}', the name of a method: give it another name"):
+        type("Own", (Scaling,), {"__annotations__": {name: float}})
+
+
 TRUST = 1.0
 
 
