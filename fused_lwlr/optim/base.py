@@ -23,11 +23,12 @@ from fused_lwlr.optim.layer_options import labels_of, options_by_layer, set_max_
 from fused_lwlr.optim.layer_stats import last_statistics
 from fused_lwlr.optim.layers_argument import entries_of, resolve, to_text
 from fused_lwlr.optim.option_table import names_of
-from fused_lwlr.optim.options import SharedOptions, StepOptions, read_only
+from fused_lwlr.optim.options import SharedOptions, StepOptions, of_param_groups, read_only
 from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.optim.validate import (
     DTYPES,
     check_selection,
+    check_shared,
     checked_group,
     checked_options,
     is_made_by_zero_redundancy_optimizer,
@@ -332,6 +333,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self._captured = (*self._captured, plan)  # type: ignore[arg-type]
             if plan is None:
                 self.complete_groups()
+                for group in groups:
+                    check_shared(self.options, group)
                 warn_of_unused_scaling(self.options, groups)
                 plan = StepPlan(self.options, groups, self.state, bucket)
             self._skip_report = plan.step(groups, self.state, loss_scale)
@@ -507,3 +510,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if not lines:
             return found
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")"))
+
+
+for _name in (*names_of("group"), *names_of("flag")):
+    setattr(FusedOptimizer, _name, of_param_groups(_name, vars(FusedOptimizer).get(_name)))

@@ -56,6 +56,21 @@ def read_only(name: str, read: Callable[[Any], Any] | None = None) -> Any:
     return property(read or (lambda optimizer: getattr(optimizer.options, name)), refuse)
 
 
+def of_param_groups(name: str, method: Callable[..., Any] | None = None) -> Any:
+    """Returns a property of optimizers: an option of param groups, which refuses to be set, or a method of its name."""
+
+    def missing(optimizer: Any) -> Any:
+        raise AttributeError(f"{name} is an option of param groups: read it as optimizer.param_groups[0][{name!r}]")
+
+    def refuse(optimizer: Any, value: Any) -> None:
+        raise AttributeError(
+            f"{name} is an option of param groups, so optimizer.{name}={shown(value)} would be ignored: set "
+            f"group[{name!r}] of each group in optimizer.param_groups"
+        )
+
+    return property(missing if method is None else method.__get__, refuse, doc=method.__doc__)
+
+
 @dataclass(frozen=True)
 class StepOptions:
     """Everything that a step depends on, except the param groups and the state.

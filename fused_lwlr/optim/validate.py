@@ -124,9 +124,7 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
             if name in options_of:
                 check_option(name, options_of[name])
     check_momentum(options, group)
-    shared = {name: group[name] for name in names_of("shared") if name in group}
-    for name, value in shared.items():
-        _check_shared(options, name, value)
+    shared = check_shared(options, group)
     options.check_fused(group.get("fused"))
     if isinstance(given, dict) and not options.rule.counts_steps:
         _check_coefficients(options.rule, group)
@@ -134,13 +132,20 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     return {name: value for name, value in given.items() if name not in shared} if shared else given
 
 
-def _check_shared(options: StepOptions, name: str, value: Any) -> None:
-    """Raises ValueError if a param group has another value of an option that all groups share."""
-    if value != getattr(options, name):
-        raise ValueError(
-            f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
-            f"to {options.class_name}(...)"
-        )
+def check_shared(options: StepOptions, group: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a param group that all groups share.
+
+    Raises:
+        ValueError: the group has another value of one.
+    """
+    found = {name: group[name] for name in names_of("shared") if name in group}
+    for name, value in found.items():
+        if value != getattr(options, name):
+            raise ValueError(
+                f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
+                f"to {options.class_name}(...)"
+            )
+    return found
 
 
 def _check_coefficients(rule: Rule, group: dict[str, Any]) -> None:
@@ -187,7 +192,7 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
             continue
         check_option(name, value, "a param group")
         if name == "lr_in_momentum":
-            _check_shared(options, name, value)
+            check_shared(options, group)
         elif name in ("momentum", "dampening"):
             check_momentum(options, group)
         elif name == "fused":

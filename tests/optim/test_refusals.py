@@ -73,6 +73,53 @@ def test_shared_options_are_attributes_that_cannot_be_set(name, params):
         assert getattr(ours.options if option == "backend" else ours, option) is before
 
 
+@every_name
+def test_options_of_param_groups_are_not_attributes(name, params):
+    ours = OURS[name](params)
+    for option in (*names_of("group"), *names_of("flag")):
+        with pytest.raises(
+            AttributeError, match=rf"{option} is an .*optimizer\.{option}=0.5 would be ignored: set group"
+        ):
+            setattr(ours, option, 0.5)
+        # reading must not pretend either, but `layers` is a method
+        assert hasattr(ours, option) == (option == "layers")
+    assert list(ours.layers()) == [label for label, _ in params]
+
+
+@every_name
+def test_options_of_param_groups_can_be_set_there(name, params):
+    """As the error of their attribute says."""
+    ours = OURS[name](params, lr=0.1)
+    train((ours,), (params,), 1)
+    ours.param_groups[0].update(layers={"p0": 2.0}, ema=0.5, capturable=True)
+    train((ours,), (params,), 1)
+    assert ours.layers()["p0"]["lr"] == 0.2
+    assert {"ema", "step"} <= ours.state[params[0][1]].keys()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"scaling": LARS()}, {"master_weights": True},
+        {"stochastic_rounding": True}, {"rounding_seed": 3}, {"state_dtype": torch.bfloat16}, {"backend": "torch"},
+        {"rescale_weights": ScaleInvariant((), (), (), (), {}, {})},
+    ],
+)  # fmt: skip
+@every_name
+def test_shared_options_that_a_group_gets_later(name, option, params):
+    """The step before has a plan, which would do without the option."""
+    ours = OURS[name](params)
+    train((ours,), (params,), 2)
+    before = snapshot(ours, params)
+    ours.param_groups[0].update(option)
+    with pytest.raises(
+        ValueError, match=f"a param group has {next(iter(option))}=.*all param groups share this option"
+    ):
+        train((ours,), (params,), 1)
+    del ours.param_groups[0][next(iter(option))]
+    assert identical(before, snapshot(ours, params))
+
+
 def refused_in_a_group(name, options, message, params, **shared):
     """By the constructor and by `add_param_group`, which adds nothing then."""
     with pytest.raises(ValueError, match=message):
