@@ -25,13 +25,9 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 def _restored(model: nn.Module) -> Iterator[None]:
     reshard(model)
     for name, param in model.named_parameters():
-        for found, problem in (
-            (param.is_meta, "is on the meta device: give it values first"),
-            (param.is_inference(), "is an inference tensor: clone() it"),
-            (unexpanded(param).shape != param.shape, "is expanded: clone() it"),
-        ):
-            if found:
-                raise ValueError(f"the parameter {name!r} {problem}")
+        if param.is_meta:
+            raise ValueError(f"the parameter {name!r} is on the meta device: give it values first")
+        check_changeable(name, param)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     # DDP writes new gradients to the memory of old ones that are views of its buckets
     aliases = [grad for *_, grad in params if grad is not None and grad._is_view()]
@@ -62,6 +58,14 @@ def _restored(model: nn.Module) -> Iterator[None]:
                 own.update(before)
         for module, training in modes:
             module.training = training
+
+
+def check_changeable(name: str, param: Tensor, *, expanded: bool = False) -> None:
+    """Raises ValueError if a parameter cannot be changed in place. It may be `expanded` if it gets one value."""
+    if param.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"the parameter {name!r} is an inference tensor: clone() it")
+    if not expanded and unexpanded(param).shape != param.shape:
+        raise ValueError(f"the parameter {name!r} is expanded: clone() it")
 
 
 def unexpanded(tensor: Tensor) -> Tensor:

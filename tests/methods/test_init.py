@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from unchanged import unchanged
 
 from fused_lwlr import lwlr_init_
 from fused_lwlr.measure.layers import layers_of
@@ -207,3 +208,29 @@ def test_refused_with_nothing_changed(kinds, message):
     with pytest.raises(ValueError, match=message):
         lwlr_init_(model, kinds=kinds)
     assert torch.equal(model.linear.weight, before)
+
+
+def expanded():
+    return nn.Parameter(torch.ones(1, 4).expand(4, 4))
+
+
+def for_inference():
+    with torch.inference_mode():
+        return nn.Parameter(torch.ones(4, 4))
+
+
+@pytest.mark.parametrize(("make", "problem"), [(expanded, "expanded"), (for_inference, "an inference tensor")])
+def test_a_last_weight_that_cannot_be_changed(make, problem):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = make()
+    with unchanged(model), pytest.raises(ValueError, match=rf"the parameter '1\.weight' is {problem}: clone\(\) it"):
+        lwlr_init_(model)
+    lwlr_init_(model, kinds={"1.weight": "other"})
+    assert torch.equal(model[1].weight, torch.ones(4, 4))
+
+
+def test_an_expanded_bias_gets_its_zeros():
+    model = nn.Linear(4, 4)
+    model.bias = nn.Parameter(torch.ones(1).expand(4))
+    lwlr_init_(model)
+    assert not model.bias.any()

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.measure.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
 from fused_lwlr.methods.checks import check_choice
+from fused_lwlr.methods.restoring import check_changeable
 from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]
@@ -121,7 +122,8 @@ def lwlr_init_(
             sharded or in `DistributedDataParallel` get the weights that the first one draws.
 
     Raises:
-        ValueError: a parameter is not recognised, or an entry of `kinds` is wrong. The model does not change then.
+        ValueError: a parameter is not recognised or cannot be changed, or an entry of `kinds` is wrong. The model does
+            not change then.
     """
     reshard(model)
     frozen: dict[str, Kind] = {name: "other" for name, p in model.named_parameters() if not p.requires_grad}
@@ -133,6 +135,9 @@ def lwlr_init_(
             f"kinds={{{unknown[0]!r}: 'weight' | 'scale' | 'bias' | 'other'}} to lwlr_init_, or initialize the model "
             "yourself and calibrate with init=False"
         )
+    for name, param in model.named_parameters():
+        if found[name] != "other":
+            check_changeable(name, param, expanded=found[name] != "weight")
     # the first owner of a tied weight decides on its fan-out, but an embedding only if no other module has the weight
     modules = sorted(model.modules(), key=lambda module: isinstance(module, EMBEDDINGS))
     owners = {id(param): module for module in reversed(modules) for param in module.parameters(recurse=False)}
