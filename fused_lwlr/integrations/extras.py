@@ -28,10 +28,14 @@ def import_beside_torchvision(name: str) -> ModuleType:
 def import_extra(name: str, extra: str | None = None) -> ModuleType:
     """A package of an extra, by default the one with its name, or an ImportError that says what to install."""
     try:
-        return importlib.import_module(name)
+        found = importlib.import_module(name)
+        # Python imports a folder of this name in the working directory, such as the folder of results of wandb
+        if getattr(found, "__file__", "") is None:
+            raise ImportError(f"{name} is a folder")
     except ImportError as error:
         # not ModuleNotFoundError, which the command line shows as a bug
         raise ImportError(f"{name} is not installed: {_install(extra or name)}") from error
+    return found
 
 
 def import_timm(needed_by: str) -> ModuleType:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from run_folder import fill
 
+from fused_lwlr.integrations.extras import import_extra
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.boards import WandbSink
 from fused_lwlr.runs.metrics import read_records, scalars
@@ -81,3 +82,13 @@ def test_without_wandb(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match="wandb is not installed"):
         running.run(Recipe(wandb=True, device="cpu", out=str(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_results_is_not_the_package(tmp_path, monkeypatch):
+    """Python imports it in the working directory, where wandb writes it."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ImportError, match=r"wandb is not installed: pip install '\.\[wandb\]'"):
+        import_extra("wandb")
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
