@@ -169,8 +169,8 @@ class Group(TyperGroup):
         names = "|".join(sorted(options, key=len, reverse=True))
         spaced = "|".join(name for name in options if "_" in name)
         message = re.sub(
-            rf"(?<![\w.-])(?<!--set )({names})=(?:'([^'\n]+)'|([^\s,;:')]+))",
-            lambda m: f"{options[m[1]]} {m[2] or m[3]}",
+            rf"(?<![\w.-])(?<!--set )({names})=(?:'([^'\n]+)'|\(([^()\n]+)\)|([^\s,;:')]+))",
+            lambda m: f"{options[m[1]]} {m[2] or (m[3] or '').replace(', ', ',') or m[4]}",
             message,
         )
         return re.sub(rf"(?<![\w./'-])(?<!--set )({spaced})\b", lambda m: options[m[1]], message)

@@ -168,7 +168,7 @@ class Recipe:
     mixup: NonNegativeFloat = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
     cutmix: NonNegativeFloat = _data(0.0, "Strength of CutMix; 0 for none.")
     crop_pct: PositiveFraction = _data(0.875, "Part of a side that the validation crop keeps.")
-    mean: Channels = _data((0.485, 0.456, 0.406), "Mean of each channel, to subtract.", metavar="R,G,B")
+    mean: Channels = _data((0.485, 0.456, 0.406), "Mean of each channel, of pixels from 0 to 1.", metavar="R,G,B")
     std: Channels = _data((0.229, 0.224, 0.225), "Standard deviation of each channel, to divide by.", metavar="R,G,B")
     corrupt: Literal["refuse", "skip"] = _data(
         "refuse", "An image that cannot be read: end the run, or skip and count it."
@@ -416,7 +416,9 @@ class Recipe:
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ValueError("; ".join(readable(dict(one), where) for one in error.errors())) from None
+            # a list that is too short lacks several numbers
+            messages = dict.fromkeys(readable(dict(one), where) for one in error.errors())
+            raise ValueError("; ".join(messages)) from None
 
 
 FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]

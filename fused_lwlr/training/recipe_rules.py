@@ -117,8 +117,12 @@ def check(recipe: Any, defaults: Mapping[str, Any], without_effect: Iterable[str
         raise ValueError(
             f"--min-lr {recipe.min_lr:g} is above the peak learning rate, {recipe.peak_lr:g}: the rate would rise"
         )
-    if min(recipe.std) <= 0:
-        raise ValueError(f"--std {','.join(map(str, recipe.std))}: all must be above 0")
+    # pixels are from 0 to 1
+    for name, least in (("mean", 0), ("std", 1e-6)):
+        channels = getattr(recipe, name)
+        if not all(least <= number <= 1 for number in channels):
+            given = ",".join(map(str, channels))
+            raise ValueError(f"{flag(name)} {given}: all must be from {least:g} to 1, as pixels are from 0 to 1")
     if recipe.eval_every is not None and recipe.eval_epochs is not None:
         raise ValueError("--eval-every and --eval-epochs exclude each other: give one of them")
 

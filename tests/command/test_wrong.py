@@ -76,6 +76,7 @@ WRONG = [
      "--layer-decay 0.75 needs one list of blocks with nearly all parameters, which toynet2x4 does not have: leave it"),
     ("train --fsdp", "--fsdp shards a model over processes, but there is only one"),
     ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
+    ("train --device cpu --mean 0.5,0.5,0.4", "--mean 0.5,0.5,0.4 is for photographs: leave it out with --data digits"),
     ("study lwlr-T --model ResNet", "there is no model 'ResNet': choose from resnet, vit, noshort, short, vit6x64, "),
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
     ("study balance-variants --width 1", "--width 1: Input should be greater than or equal to 2"),
@@ -85,7 +86,7 @@ WRONG = [
     ("study methods --set prefetch=0 --quick", "--set prefetch=0: must be greater than or equal to 1"),
     ("study gradinit --set eval_every=5", "--set eval_every=5: gradinit chooses it, has an option for it or does not"),
     ("study gradinit --set eval-epochs=2", "--set eval-epochs=2: gradinit chooses it, has an option for it or does n"),
-    ("study methods --set std=0,0,0 --quick", "--set std=0,0,0: all must be above 0"),
+    ("study methods --set std=0,0,0 --quick", "--set std=0,0,0: all must be from 1e-06 to 1, as pixels are from 0"),
     ("study methods --set power=3 --quick", "--set power=3 is for --schedule polynomial, but --schedule is cosine"),
     # results within images: the next start would take their folder for a class
     ("train --data steps --out steps/a/run", "--out steps/a/run is within --data steps, where it would count as a"),

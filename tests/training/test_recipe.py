@@ -280,8 +280,13 @@ WRONG = [
     ({"ema": 1.0}, "--ema 1.0: must be less than 1"),
     ({"label_smoothing": 1}, "--label-smoothing 1: must be less than 1"),
     ({"betas": "0.9"}, "--betas 0.9: must be as many numbers as the default has, separated by commas"),
+    ({"mean": "0.5"}, "--mean 0.5: must be as many numbers as the default has, separated by commas"),
     ({"betas": "1,2,3"}, "--betas 1,2,3: must be as many numbers as the default has, separated by commas"),
-    ({"std": "1,0,1"}, "--std 1.0,0.0,1.0: all must be above 0"),
+    # float32 has no 1e-50; the last are of pixels from 0 to 255
+    *(({"std": std}, f"--std {std}: all must be from 1e-06 to 1, as pixels are from 0 to 1")
+      for std in ("1.0,0.0,1.0", "1e-50,1.0,1.0", "58.395,57.12,57.375")),
+    *(({"mean": mean}, f"--mean {mean}: all must be from 0 to 1, as pixels are from 0 to 1")
+      for mean in ("-0.1,0.0,0.0", "1e+60,0.0,0.0", "123.675,116.28,103.53")),
     ({"crop_scale": 0}, "--crop-scale 0: must be greater than 0"),
     ({"repeats": 0}, "--repeats 0: must be greater than or equal to 1"),
     ({"corrupt": "ignore"}, "--corrupt ignore: must be 'refuse' or 'skip'"),
