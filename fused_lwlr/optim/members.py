@@ -13,6 +13,7 @@ from fused_lwlr.kernels.tensors import addresses_of, sum_dtype
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.average import full_precision
 from fused_lwlr.optim.layer_options import Groups, LayerOptions
+from fused_lwlr.optim.option_table import shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import state_specs
 from fused_lwlr.optim.validate import is_ordinary
@@ -84,6 +85,11 @@ def members_of(
     layer_count = 0
     for spec in state_specs(options, groups):
         param, state = spec.param, states.get(spec.param, {})
+        if not isinstance(state, dict):
+            raise ValueError(
+                f"the state of {spec.label} must be a dict, not {shown(state)}: delete it with "
+                "optimizer.state.pop(param)"
+            )
         layers = list(enumerate(spec.slices, start=layer_count))
         layer_count += len(layers)
         if bucket_ids is not None and id(param) not in bucket_ids:

@@ -173,7 +173,9 @@ class StepPlan:
             ))  # fmt: skip
         try:
             # only a bucket looks up its parameters: each look-up calls `Tensor.__hash__`, which is Python code
-            state_dicts = states.values() if bucket is None else [states.get(param, {}) for param in self._params]
+            owned = states.values() if bucket is None else [states.get(param, {}) for param in self._params]
+            # a key that is no parameter may have a value that is no dict
+            state_dicts = [state for state in owned if isinstance(state, dict)]
             entry_ids = list(map(id, chain.from_iterable(map(dict.values, state_dicts))))
             # two parameters may exchange their states
             owner_ids = list(map(id, states)) if bucket is None else []

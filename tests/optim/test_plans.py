@@ -70,13 +70,29 @@ def test_heads_take_turns(name, backend, made, device):
 
 @every_case
 def test_other_entries_of_the_state_need_no_new_plan(name, backend, made, device):
-    """A program may add a text to the state of a parameter."""
+    """A program may add a text to the state of a parameter, or a number for all of them."""
     named = parameters([(3, 2)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend=backend)
     ours.state[named[0][1]]["note"] = "text"
+    ours.state["epoch"] = 3
     for _ in range(3):
         turn((ours,), (named,), (0,))
     assert len(made) == 1
+
+
+@every_case
+def test_state_of_a_parameter_that_is_no_dict(name, backend, device):
+    named = parameters([(3, 2), (4,)], torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    for _ in range(2):
+        turn((ours,), (named,), (0, 1))
+    param, before = named[1][1], [p.detach().clone() for _, p in named]
+    ours.state[param] = 5
+    with pytest.raises(ValueError, match=r"the state of parameter 'p1' must be a dict, not 5: .*state\.pop\(param\)"):
+        turn((ours,), (named,), (0, 1))
+    assert identical(before, [p.detach() for _, p in named])
+    ours.state.pop(param)
+    turn((ours,), (named,), (0, 1))
 
 
 @every_case
