@@ -20,7 +20,8 @@ class RadialBrake(Scaling):
     weight decay included. With `outward=0.0, inward=0.0` each step keeps the norm; `Hyperball` also keeps it at its
     initial value from step to step, and sets the length of the step. `outward=1.0, inward=1.0` changes no step.
 
-    A layer of zeros takes plain steps of the rule. The step takes one launch, with the memory traffic of `LAMB`.
+    A layer of zeros takes plain steps of the rule. Where w′ is nearly zero, as can happen to a weight of one element,
+    ‖w′‖ has rounding errors: a few per mille of ‖w‖. The step takes one launch, with the memory traffic of `LAMB`.
 
     Args:
         outward: the part of an increase of the norm that remains.
