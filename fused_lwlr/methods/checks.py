@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fused_lwlr.optim.option_table import number_of, shown
 
@@ -28,6 +29,14 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
     """Raise ValueError unless an argument, such as a number of steps, is an int of at least `least`."""
     held = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
     require(held, name, value, f"an int, at least {least}")
+
+
+def check_types(model: Any, batches: Any = ()) -> None:
+    """Raise TypeError unless a method has a model, and minibatches that can be iterated over."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise TypeError(f"batches={shown(batches)} must be a list of minibatches, a DataLoader or another iterable")
 
 
 def check_rate(lr: float) -> None:

@@ -44,6 +44,8 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
         TypeError: `loss_fn` is not a function.
     """
     check_batch(batch)
+    if isinstance(loss_fn, type):
+        raise TypeError(f"loss_fn={loss_fn!r} must be a function of outputs and targets: write {loss_fn.__name__}()")
     if not callable(loss_fn):
         raise TypeError(
             f"loss_fn={loss_fn!r:.80} must be a function of outputs and targets; for a model of transformers that "

@@ -131,6 +131,18 @@ def test_other_losses_are_refused(method, loss, message):
 def test_a_loss_that_is_no_function_is_refused(method):
     with pytest.raises(TypeError, match=r"loss_fn=None must be a function .* lambda outputs, batch: outputs.loss$"):
         METHODS[method](Language(), ids(3), None)
+    with pytest.raises(TypeError, match=r"loss_fn=<class .*> must be a function .*: write CrossEntropyLoss\(\)$"):
+        METHODS[method](Language(), ids(3), nn.CrossEntropyLoss)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_arguments_in_another_order_are_refused(method):
+    for model, kind in ((ids(3), "list"), (next_token, "function"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"^model must be a torch.nn.Module, not {kind}$"):
+            METHODS[method](model, ids(3), next_token)
+    if method != "scale_invariant":
+        with pytest.raises(TypeError, match=r"^batches=<function .* must be a list of minibatches"):
+            METHODS[method](Language(), next_token, ids(3))
 
 
 class TwoInputs(NamedTuple):

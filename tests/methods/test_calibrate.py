@@ -218,6 +218,7 @@ def test_mapping_batches_generators_and_no_grad():
         (data(2), cross_entropy, {"steps": 3}, "ended after 2 minibatches, but steps=3"),
         ([], cross_entropy, {}, "ended after 0"),
         (data(2), cross_entropy, {"steps": 1.5}, "steps=1.5 must be an int, at least 1"),
+        (data(2), cross_entropy, {"init": "model"}, "init='model' must be True or False"),
         (data(2), cross_entropy, {"accumulate": 0}, "accumulate=0 must be an int, at least 1"),
         (data(1), lambda out, y: cross_entropy(out, y) * float("nan"), {}, r"'conv\.weight'.* not finite"),
         (data(1), lambda out, y: (out * 0).sum(), {}, "every layer is zero"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import check_choice, check_count, positive, require
+from fused_lwlr.methods.checks import check_choice, check_count, check_types, positive, require
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
@@ -105,6 +105,7 @@ def gradinit_(
         RuntimeError: the constraint needs a second derivative that torch does not have. The message names the
             operation, such as `hardsigmoid`, which can be written as `relu6(x + 3) / 6`.
     """
+    check_types(model, batches)
     require(optimizer in get_args(Target), "optimizer", optimizer, "'sgd' or 'adam' (for AdamW too)")
     lr, tau = positive("lr", lr), positive("tau", tau)
     rule = "above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)"

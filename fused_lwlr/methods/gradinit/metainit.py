@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import Array, check_choice, check_count, positive, require
+from fused_lwlr.methods.checks import Array, check_choice, check_count, check_types, positive, require
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
@@ -116,6 +116,7 @@ def metainit_(
     Raises:
         ValueError: as `gradinit_`.
     """
+    check_types(model, batches)
     check_choice("rule", rule, get_args(Rule))
     lr, eps = positive("lr", LR[rule] if lr is None else lr), positive("eps", eps)
     require(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.methods.checks import check_count
+from fused_lwlr.methods.checks import check_count, check_types, require
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.minibatches import loss_of
@@ -69,7 +69,10 @@ def calibrate(
     Raises:
         ValueError: a pattern of `exclude` matches no layer, or the patterns match all; there are too few minibatches,
             the loss is not a scalar, a gradient is not finite, or `lwlr_init_` cannot initialize the model.
+        TypeError: `model` is no module, `batches` cannot be iterated over, or `loss_fn` is no function.
     """
+    check_types(model, batches)
+    require(isinstance(init, bool), "init", init, "True or False")
     if steps is not None:
         check_count("steps", steps)
     check_count("accumulate", accumulate)

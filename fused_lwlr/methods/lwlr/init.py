@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.measure.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
-from fused_lwlr.methods.checks import check_choice
+from fused_lwlr.methods.checks import check_choice, check_types
 from fused_lwlr.methods.restoring import check_changeable
 from fused_lwlr.shards import is_distributed, reshard
 
@@ -125,6 +125,7 @@ def lwlr_init_(
         ValueError: a parameter is not recognised or cannot be changed, or an entry of `kinds` is wrong. The model does
             not change then.
     """
+    check_types(model)
     reshard(model)
     frozen: dict[str, Kind] = {name: "other" for name, p in model.named_parameters() if not p.requires_grad}
     found = {**kinds_of(model), **frozen, **_checked(model, kinds or {})}
