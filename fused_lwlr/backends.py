@@ -1,7 +1,6 @@
 """Pick the backend of an operation: Triton kernels, or the PyTorch reference."""
 
 import importlib
-import warnings
 from functools import cache
 from types import ModuleType
 from typing import Literal, get_args
@@ -10,6 +9,7 @@ import torch
 
 from fused_lwlr.kernels import reference
 from fused_lwlr.kernels.tensors import DOUBLE
+from fused_lwlr.warn import warn_user
 
 Backend = Literal["auto", "triton", "torch"]
 WORTH_A_WARNING = 1_000_000
@@ -99,8 +99,7 @@ def _import_problem(error: ImportError) -> str:
 @cache
 def _warn(problem: str) -> None:
     """Warns once that steps on the CPU are slow."""
-    warnings.warn(
+    warn_user(
         f"backend='auto' takes the PyTorch reference on this CPU, which is slower than compiled kernels: {problem}. "
         "backend='torch' does the same without a warning",
-        stacklevel=5,
     )

@@ -4,7 +4,6 @@
 not check the dict.
 """
 
-import warnings
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
@@ -22,6 +21,7 @@ from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import StateSpec, state_specs, steps_of
 from fused_lwlr.shards import is_distributed, local
+from fused_lwlr.warn import warn_user
 
 KEPT_IF_ABSENT = ("layers", "max_lr", "ema", "lr_in_momentum")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
@@ -123,10 +123,9 @@ def _without_other_names(number: int, mine: dict[str, Any], theirs: Any) -> Any:
     if not has_other_parameters:
         return theirs
     if theirs.get("layers") is not None:
-        warnings.warn(
+        warn_user(
             f"parameter group {number} was saved with other parameters than it is loaded with: options of layers stay "
             "as they are, so construct the optimizer with the same layers=",
-            stacklevel=6,
         )
     return {name: option for name, option in theirs.items() if name not in ("param_names", "layers")}
 
@@ -168,10 +167,9 @@ def _order_of(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list
         position_of = {name: i for i, name in enumerate(saved)}
         return [position_of[name] for name in names]
     first = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
-    warnings.warn(
+    warn_user(
         f"parameter {number}.{first} is {names[first]!r} in the optimizer but {saved[first]!r} in the state dict: "
         "state is loaded by position, and the optimizer keeps its own names",
-        stacklevel=6,
     )
     return same_order
 

@@ -1,7 +1,6 @@
 """Checks of options, parameters and gradients."""
 
 import sys
-import warnings
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -20,6 +19,7 @@ from fused_lwlr.optim.option_table import check_option, names_of, shown
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.rescaling import RescaledTensor
 from fused_lwlr.shards import is_distributed, local
+from fused_lwlr.warn import warn_user
 
 DTYPES = (torch.float32, *HALF, torch.complex64, torch.complex32, *DOUBLE)
 """The dtypes that parameters and gradients may have."""
@@ -98,11 +98,10 @@ def warn_of_unused_scaling(options: StepOptions, groups: Groups) -> None:
     # an uninitialized one has no shape to select it by
     chosen = [is_lazy(p) or options.scales(group, i) for group in groups for i, p in enumerate(group["params"])]
     if not any(chosen):
-        warnings.warn(
+        warn_user(
             f"scaling={options.scaling!r} selects none of the {len(chosen)} parameters, so it has no effect: give it "
             "select=. By default most scalings select parameters of two or more dimensions, unlike the flat parameters "
             "of FSDP1 and DeepSpeed's ZeRO, which have one",
-            stacklevel=8,
         )
 
 

@@ -287,6 +287,8 @@ def stepped(count, **options):
         warnings.simplefilter("always")
         for _ in range(2):
             optimizer.step()
+    # the line of the user
+    assert all(warning.filename == __file__ for warning in caught)
     return p[0].item(), [str(warning.message) for warning in caught]
 
 

@@ -108,6 +108,8 @@ def test_a_scaling_without_a_layer_warns(name, device):
         ours.step()
     ours.step()
     ours.scaling = LARS()
+    # which wraps step()
+    torch.optim.lr_scheduler.StepLR(ours, 1)
     with pytest.warns(UserWarning, match="LARS.* selects none of the 1 parameters") as second:
         ours.step()
     assert {warning.filename for warning in (*first, *second)} == {__file__}
