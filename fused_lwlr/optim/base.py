@@ -440,7 +440,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         `ema`, for which None counts as missing: averages that the dict lacks begin with the weights before the next
         step. Momentum and the maximum of amsgrad that the dict lacks begin in the next step, as when these options are
         switched on in mid-training. Implementation flags (`foreach`, `fused`, ...) do not change. State is copied, in
-        the dtype in which the optimizer keeps it.
+        the dtype in which the optimizer keeps it. A skipped step that was not reported yet is not reported any more.
 
         Args:
             state_dict: the result of `state_dict()`.
@@ -490,7 +490,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             state = {**state, "options": StepOptions(**state["options"], **self._class_options)}
         super().__setstate__(state)
         self.complete_groups()
-        self._last_plans = None
+        # a report would be about a step that this state does not have
+        self._last_plans = self._skip_report = None
 
     def __repr__(self) -> str:
         groups = self.param_groups

@@ -1,6 +1,8 @@
 """A gradient that is not finite raises an error with the parameter's name, and training can continue."""
 
 import math
+from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from pairs import compare_weights
 from skipping import every_row, pair_of, spoil, state_of
 from steps import OURS, gradients, identical, parameters
 from tolerances import close
+
+from fused_lwlr.optim.gate import SkipReport
 
 
 def report(optimizer, device):
@@ -65,3 +69,22 @@ def test_raise_without_names(name, device):
     params[1].grad[0] = math.nan
     with pytest.raises(FloatingPointError, match=r"the gradient of '1\.0' is not finite"):
         report(ours, device)
+
+
+@every_name
+def test_a_loaded_state_has_no_skipped_step(name, device):
+    """On a GPU the report of the last step may be under way then."""
+    named = parameters([(4, 2)], torch.float32, device)
+    ours = OURS[name](named, lr=0.1, nonfinite="raise")
+    gradients(named)
+    ours.step()
+    saved = deepcopy(ours.state_dict())
+    event = SimpleNamespace(synchronize=lambda: None)
+    report = ours._skip_report = SkipReport(torch.ones(()), event, ["p0"], torch.ones(1))
+    with pytest.raises(ValueError, match="must be a dict"):
+        ours.load_state_dict(None)
+    assert ours._skip_report is report
+    ours.load_state_dict(saved)
+    gradients(named)
+    ours.step()
+    ours.state_dict()
