@@ -21,7 +21,9 @@ Device = Annotated[
     str,
     typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="NAME"),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A smoke test: one to a few minutes on two cores, and no meaning.")
+]
 
 
 def demo(

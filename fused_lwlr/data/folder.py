@@ -51,8 +51,10 @@ def scan(path: Path) -> Listing[str]:
     root = path / "train" if (path / "train").is_dir() else path
     classes = _folders(root)
     if len(classes) < 2:
+        text = f"; to train on its text files, give data=text:{root}" if any(root.glob("*.txt")) else ""
         raise ValueError(
             f"data={root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
+            + text
         )
     if root == path and len(parts := [name for name in classes if name.lower() in PARTS]) > 1:
         raise ValueError(

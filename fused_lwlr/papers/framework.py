@@ -43,8 +43,8 @@ class Settings:
     """Settings from the command line.
 
     Trainings have a number of epochs or of steps, and None for the other. Without `model` or `width` the study uses its
-    own. `training` has fields of the recipes of all trainings. `quick` is a smoke test of seconds: the fewest values
-    with which the tables work.
+    own. `training` has fields of the recipes of all trainings. `quick` is a smoke test of minutes: the fewest
+    values with which the tables work.
     """
 
     study: str

@@ -27,6 +27,7 @@ WRONG = [
     ("calibrate --data nowhere",
      "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, "),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
+    ("train --data books", "one folder each; to train on its text files, give --data text:books"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class, or "),
     ("train --data a-{0..2}.tar", "there is no file a-0.tar: give tar files of this machine, not a-{0..2}.tar"),
     ("train --device meta", "--device meta cannot be used here"),
@@ -181,6 +182,8 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     LayerRates([LayerRate("conv.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "few.json")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "lr").touch()
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "one.txt").touch()
     (tmp_path / "steps").mkdir()
     (tmp_path / "steps" / "run.json").write_text("[]")
     (tmp_path / "parts" / "train").mkdir(parents=True)
