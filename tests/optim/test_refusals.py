@@ -107,7 +107,7 @@ def test_options_of_param_groups_can_be_set_there(name, params):
 )  # fmt: skip
 @every_name
 def test_shared_options_that_a_group_gets_later(name, option, params):
-    """The step before has a plan, which would do without the option."""
+    """The plan of the step before must not be used again."""
     ours = OURS[name](params)
     train((ours,), (params,), 2)
     before = snapshot(ours, params)

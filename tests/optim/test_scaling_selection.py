@@ -108,7 +108,7 @@ def test_a_scaling_without_a_layer_warns(name, device):
         ours.step()
     ours.step()
     ours.scaling = LARS()
-    # which wraps step()
+    # a scheduler wraps step()
     torch.optim.lr_scheduler.StepLR(ours, 1)
     with pytest.warns(UserWarning, match="LARS.* selects none of the 1 parameters") as second:
         ours.step()

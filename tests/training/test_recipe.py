@@ -282,7 +282,7 @@ WRONG = [
     ({"betas": "0.9"}, "--betas 0.9: must be as many numbers as the default has, separated by commas"),
     ({"mean": "0.5"}, "--mean 0.5: must be as many numbers as the default has, separated by commas"),
     ({"betas": "1,2,3"}, "--betas 1,2,3: must be as many numbers as the default has, separated by commas"),
-    # float32 has no 1e-50; the last are of pixels from 0 to 255
+    # in float32 1e-50 is 0; the third row is for pixels from 0 to 255
     *(({"std": std}, f"--std {std}: all must be from 1e-06 to 1, as pixels are from 0 to 1")
       for std in ("1.0,0.0,1.0", "1e-50,1.0,1.0", "58.395,57.12,57.375")),
     *(({"mean": mean}, f"--mean {mean}: all must be from 0 to 1, as pixels are from 0 to 1")
