@@ -69,7 +69,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             e ← e + (1 − ema) · (w − e), from the weight before the first step on. It is kept in `state["ema"]`, in
             float32 for half precision too, and follows the master weight with `master_weights`. It is an option of the
             param group that may change in every step, for example for a warm-up: `group["ema"] = min(0.999, (1 + t) /
-            (10 + t))` (a CUDA graph keeps its value). Setting it to None drops the average; a number after
+            (10 + t))` (a CUDA graph keeps its value). A step with None drops the average; a number after
             that starts again from the current weight. A parameter that is not stepped, because it has no gradient or
             the step is skipped, keeps its average. See `averaged()`.
         cautious_decay: applies weight decay only to elements where it does not act against the step: where the
@@ -218,7 +218,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             param_group: "params", and the options in which the group differs from the others. It may have `layers` (a
-                mapping, if its parameters are named) and `ema`.
+                mapping, if its parameters are named) and `ema`. `layers=` of the constructor does not act on it: its
+                patterns are matched once, with the parameters that the constructor has.
 
         Raises:
             ValueError: an option is not supported or out of range, or a key of `layers` matches no parameter of the
