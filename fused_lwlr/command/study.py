@@ -22,7 +22,7 @@ Device = Annotated[
     typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="NAME"),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="A smoke test: one to a few minutes on two cores, and no meaning.")
+    bool, typer.Option("--quick", help="A smoke test: at most a few minutes on two cores, and no meaning.")
 ]
 
 

@@ -28,7 +28,6 @@ from fused_lwlr.optim.step_plan import StepPlan
 from fused_lwlr.optim.validate import (
     DTYPES,
     check_selection,
-    check_shared,
     checked_group,
     checked_options,
     is_made_by_zero_redundancy_optimizer,
@@ -334,8 +333,6 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self._captured = (*self._captured, plan)  # type: ignore[arg-type]
             if plan is None:
                 self.complete_groups()
-                for group in groups:
-                    check_shared(self.options, group)
                 warn_of_unused_scaling(self.options, groups)
                 plan = StepPlan(self.options, groups, self.state, bucket)
             self._skip_report = plan.step(groups, self.state, loss_scale)

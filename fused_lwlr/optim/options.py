@@ -64,8 +64,8 @@ def of_param_groups(name: str, method: Callable[..., Any] | None = None) -> Any:
 
     def refuse(optimizer: Any, value: Any) -> None:
         raise AttributeError(
-            f"{name} is an option of param groups, so optimizer.{name}={shown(value)} would be ignored: set "
-            f"group[{name!r}] of each group in optimizer.param_groups"
+            f"optimizer.{name}={shown(value)} has no effect: {name} is an option of param groups, so set it in each "
+            "group of optimizer.param_groups"
         )
 
     return property(missing if method is None else method.__get__, refuse, doc=method.__doc__)

@@ -18,15 +18,12 @@ from fused_lwlr.optim.hyper import hyper_of
 from fused_lwlr.optim.launch_plan import LaunchPlan, launch_plans_of
 from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import Member, check_memory, members_of
-from fused_lwlr.optim.option_table import names_of, number_of
+from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import drop_unused
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, check_rescaled
 from fused_lwlr.shards import ShardReducer, is_distributed, local, shard_reducer_of
-
-_SHARED = frozenset(names_of("shared")) - {"lr_in_momentum"}
-"""The options that no param group has. A group that is given one needs a new plan, whose check refuses it."""
 
 
 class StepPlan:
@@ -169,7 +166,7 @@ class StepPlan:
             group_values.append((
                 list(map(id, group["params"])), list(group.get("param_names", ())),
                 self.options.rule.state_columns(group), group.get("capturable"), has_average,
-                id(group.get("layers")), _SHARED.isdisjoint(group),
+                id(group.get("layers")),
             ))  # fmt: skip
         try:
             # only a bucket looks up its parameters: each look-up calls `Tensor.__hash__`, which is Python code

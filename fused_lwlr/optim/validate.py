@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, repeat
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,14 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-EDITABLE = (*(name for name in (*names_of("group"), *names_of("flag")) if name != "layers"), "lr_in_momentum")
-"""The options of param groups that are checked before a step, as users may edit them. A new plan checks `layers`."""
+SHARED = names_of("shared")
+"""The options that all param groups share."""
+EDITABLE = (*(name for name in (*names_of("group"), *names_of("flag")) if name != "layers"), *SHARED)
+"""The options that are checked before a step, as users may set them in a group. A new plan checks `layers`."""
 MUTABLE = {Tensor, torch.nn.Parameter, list}
 """The types of options, and of their elements, that schedulers or users may edit in place."""
-NEW = object()
-"""Stands for the former value of an option of a param group that was not there."""
+ABSENT = object()
+"""Stands for the value of an option that a param group does not have."""
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -123,7 +125,9 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
             if name in options_of:
                 check_option(name, options_of[name])
     check_momentum(options, group)
-    shared = check_shared(options, group)
+    shared = {name: group[name] for name in SHARED if name in group}
+    for name, value in shared.items():
+        _check_shared(options, name, value)
     options.check_fused(group.get("fused"))
     if isinstance(given, dict) and not options.rule.counts_steps:
         _check_coefficients(options.rule, group)
@@ -131,20 +135,13 @@ def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) ->
     return {name: value for name, value in given.items() if name not in shared} if shared else given
 
 
-def check_shared(options: StepOptions, group: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options of a param group that all groups share.
-
-    Raises:
-        ValueError: the group has another value of one.
-    """
-    found = {name: group[name] for name in names_of("shared") if name in group}
-    for name, value in found.items():
-        if value != getattr(options, name):
-            raise ValueError(
-                f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
-                f"to {options.class_name}(...)"
-            )
-    return found
+def _check_shared(options: StepOptions, name: str, value: Any) -> None:
+    """Raises ValueError if a param group has another value of an option that all groups share."""
+    if value != getattr(options, name):
+        raise ValueError(
+            f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
+            f"to {options.class_name}(...)"
+        )
 
 
 def _check_coefficients(rule: Rule, group: dict[str, Any]) -> None:
@@ -175,23 +172,23 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
     Raises:
         ValueError: an option is out of range.
     """
-    now: list[Any] = [value for group in groups for value in map(group.get, EDITABLE)]
+    now: list[Any] = [value for group in groups for value in map(group.get, EDITABLE, repeat(ABSENT))]
     if len(before) != len(now):
         # other param groups: check all options
-        before = [NEW] * len(now)
+        before = [ABSENT] * len(now)
     for value, last, (group, name) in zip(now, before, product(groups, EDITABLE), strict=True):
         kind = type(value)
         may_be_edited = kind in MUTABLE or (kind is tuple and not MUTABLE.isdisjoint(map(type, value)))
-        if value is last and not may_be_edited:
+        if value is ABSENT or (value is last and not may_be_edited):
             continue
         # a kernel reads it, or the host would wait for it
         on_device = isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)
         on_device |= kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
-        if on_device or name not in group:
+        if on_device:
             continue
         check_option(name, value, "a param group")
-        if name == "lr_in_momentum":
-            check_shared(options, group)
+        if name in SHARED:
+            _check_shared(options, name, value)
         elif name in ("momentum", "dampening"):
             check_momentum(options, group)
         elif name == "fused":

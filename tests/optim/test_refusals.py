@@ -78,7 +78,8 @@ def test_options_of_param_groups_are_not_attributes(name, params):
     ours = OURS[name](params)
     for option in (*names_of("group"), *names_of("flag")):
         with pytest.raises(
-            AttributeError, match=rf"{option} is an .*optimizer\.{option}=0.5 would be ignored: set group"
+            AttributeError,
+            match=rf"optimizer\.{option}=0.5 has no effect: {option} is an option of param groups, so set it",
         ):
             setattr(ours, option, 0.5)
         # reading must not pretend either, but `layers` is a method
@@ -107,7 +108,7 @@ def test_options_of_param_groups_can_be_set_there(name, params):
 )  # fmt: skip
 @every_name
 def test_shared_options_that_a_group_gets_later(name, option, params):
-    """The plan of the step before must not be used again."""
+    """No step ignores them."""
     ours = OURS[name](params)
     train((ours,), (params,), 2)
     before = snapshot(ours, params)
@@ -118,6 +119,15 @@ def test_shared_options_that_a_group_gets_later(name, option, params):
         train((ours,), (params,), 1)
     del ours.param_groups[0][next(iter(option))]
     assert identical(before, snapshot(ours, params))
+
+
+@every_name
+def test_a_group_cannot_switch_off_a_shared_option(name, params):
+    ours = OURS[name](params, clip_global_norm=1.0)
+    train((ours,), (params,), 2)
+    ours.param_groups[0]["clip_global_norm"] = None
+    with pytest.raises(ValueError, match="a param group has clip_global_norm=None, but all param groups share"):
+        train((ours,), (params,), 1)
 
 
 def refused_in_a_group(name, options, message, params, **shared):

@@ -2,13 +2,13 @@
 
 import json
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fused_lwlr.methods.gradinit.rules import Branch
+from fused_lwlr.warn import warn_user
 
 
 @dataclass(frozen=True)
@@ -120,4 +120,4 @@ def warn_of_one_branch(history: Sequence[GradInitStep], gamma: float) -> None:
             f"no step was on the constraint: the norm was {max(norms):.4g} at most and gamma is {gamma:.4g}, so "
             f"nothing kept the gradient small. Give a lower gamma ({advice}), or gamma=math.inf to go without"
         )
-    warnings.warn(f"gradinit_: {message}", UserWarning, stacklevel=3)
+    warn_user(f"gradinit_: {message}")
