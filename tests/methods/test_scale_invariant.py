@@ -30,7 +30,7 @@ def test_set_and_exponents(name):
     assert found(model, scale_invariant(model, data(), cross_entropy)) == tuple(expected)
 
 
-@pytest.mark.parametrize("name", NETS)
+@every_net()
 def test_set_and_exponents_by_doubling(name):
     """With a tolerance of 1 every weight is a candidate, and doubling alone decides, with any biases."""
     model, *expected = build(name)

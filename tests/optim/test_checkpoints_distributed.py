@@ -163,7 +163,7 @@ def test_making_state_rescales_nothing(backend, tensor, device):
     assert identical(models[1].state_dict(), models[0].state_dict())
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, long(True)])
 @pytest.mark.parametrize("through", ["files", "dict", "load_state_dict"])
 @pytest.mark.parametrize("name", OURS)
 def test_parameters_in_another_order(name, through, compiled, device, tmp_path):

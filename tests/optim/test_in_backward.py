@@ -82,9 +82,11 @@ def check(sides):
 # kernels and with other rules
 ROWS = [
     *(("adamw", "torch", scaling, torch.float32) for scaling in (None, *SCALINGS)),
-    *(("adamw", "torch", scaling, dtype) for dtype in (torch.bfloat16, torch.float64) for scaling in (None, *KINDS)),
+    *(("adamw", "torch", None, dtype) for dtype in (torch.bfloat16, torch.float64)),
+    *(long("adamw", "torch", scaling, dtype) for dtype in (torch.bfloat16, torch.float64) for scaling in KINDS),
     *(("adamw", "triton", scaling, torch.float32) for scaling in (None, *KINDS)),
-    *((name, "torch", scaling, torch.float32) for name in ("sgd", "lion") for scaling in (None, *KINDS)),
+    *((name, "torch", None, torch.float32) for name in ("sgd", "lion")),
+    *(long(name, "torch", scaling, torch.float32) for name in ("sgd", "lion") for scaling in KINDS),
     *((name, "triton", None, torch.float32) for name in ("sgd", "lion")),
     *(("lr in momentum", backend, ELR(0.1), torch.float32) for backend in BACKENDS),
     ("adamw", "triton", None, torch.bfloat16),

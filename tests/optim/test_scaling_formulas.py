@@ -44,7 +44,7 @@ def follow(name, scaling, named, options, backend, steps):
             close(ours.state[p][key], torch.as_tensor(state[key]).to(ours.state[p][key].dtype), steps)
 
 
-@pytest.mark.parametrize("turn", [0, 3])
+@pytest.mark.parametrize("turn", [0, long(3)])
 @every_formula
 def test_paper_reference(name, scaling, turn, device):
     """All shapes and options, in double precision."""

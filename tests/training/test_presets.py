@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import long
 from small_photos import make
 
 from fused_lwlr.runs.metrics import read_records
@@ -73,13 +74,7 @@ def test_models_of_timm_start_as_the_page_of_recipes_says(given, init):
     assert resolve(None, {"model": "timm:resnet18", **given}).init == init
 
 
-FAST = ("vit-s-adamw", "resnet50-lars-lwlr")
-"""One of each optimizer: with a single rate and an average of the weights, and with layer-wise rates."""
-
-
-@pytest.mark.parametrize(
-    "preset", [pytest.param(name, marks=() if name in FAST else pytest.mark.long) for name in DISTINCT]
-)
+@pytest.mark.parametrize("preset", [name if name == "vit-s-adamw" else long(name) for name in DISTINCT])
 def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: Path(folder) / "report.html")
     recipe = small(preset, pictures, out=str(tmp_path), ema=0.9 if "vit" in preset else None)
