@@ -6,13 +6,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from ctypes import CDLL
 from functools import cache
 from pathlib import Path
 
 from triton import knobs
+
+from fused_lwlr.warn import warn_user
 
 
 class CompileError(RuntimeError):
@@ -76,11 +77,10 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
             _add(f"{name}-{digest}.so", data + hashlib.sha256(data).digest())
             return CDLL(_checked(f"{name}-{digest}.so"))
         except OSError as error:
-            warnings.warn(
+            warn_user(
                 f"compiled code cannot be kept, so that every process compiles it again: {error}. "
                 "Set TRITON_CACHE_DIR to a folder that only you can write to",
                 RuntimeWarning,
-                stacklevel=2,
             )
             return CDLL(str(library))
 

@@ -174,8 +174,10 @@ def test_without_a_cache_a_library_is_compiled_in_a_private_folder(change, reaso
     monkeypatch.chdir(folder.parents[1])
     before = library.compiled
     for count in (1, 2):
-        with pytest.warns(RuntimeWarning, match=f"cannot be kept.*{reason}.*Set TRITON_CACHE_DIR"):
+        with pytest.warns(RuntimeWarning, match=f"cannot be kept.*{reason}.*Set TRITON_CACHE_DIR") as caught:
             library.load()
+        # the line of the user: this file has the line that calls the library
+        assert {warning.filename for warning in caught} == {__file__}
         assert library.compiled == before + count
     assert not Path("~").exists()
 
