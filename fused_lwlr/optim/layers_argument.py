@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from fused_lwlr.optim.layer_options import GROUP_OPTIONS, NAMES, Groups, LayerOptions, Slice, Slices
 from fused_lwlr.optim.option_table import check_option
@@ -149,6 +150,10 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) 
         return (Slice(0, None, rest),)
     if len(slices) == 1 and slices[0].stop is None:
         return (slices[0]._replace(start=0),)
+    if is_lazy(param):
+        raise ValueError(
+            f"layers= has a slice of {name!r}, which is not initialized yet: call the model once before it is sliced"
+        )
     size = param.shape[0] if param.dim() else 0
     end = 0
     parts: list[Any] = []

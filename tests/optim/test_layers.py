@@ -293,6 +293,25 @@ def test_layers_that_do_not_fit(name, layers, message, device):
             ALL[name]([{"params": named, "layers": layers}], lr=0.1)
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [{"weight[0:2]": 0.5}, {"*[0:2]": 0.5}, [[(0, 2, 0.5), (2, 4, 1.0)], 1.0]],
+    ids=["name", "pattern", "list"],
+)
+@every_rule
+def test_slices_of_a_lazy_module(name, layers, device):
+    """Its parameters have no shape until the model is called. Options of whole parameters need none."""
+    model = torch.nn.LazyLinear(4, device=device)
+    named = list(model.named_parameters())
+    ALL[name](named, lr=0.1, layers={"weight": 0.5})
+    with pytest.raises(
+        ValueError, match="layers= has a slice of 'weight', which is not initialized yet: call the model"
+    ):
+        ALL[name]([{"params": named, "layers": layers}], lr=0.1)
+    model(torch.ones(1, 3, device=device))
+    assert "weight[0:2]" in ALL[name]([{"params": named, "layers": layers}], lr=0.1).layers()
+
+
 @pytest.mark.parametrize(("name", "option"), [("sgd", "eps"), ("sgd", "betas"), ("sgd", "momentum"), ("lion", "eps")])
 def test_options_that_a_rule_lacks(name, option, device):
     named = parameters([(4, 3)], torch.float32, device)
