@@ -221,8 +221,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 patterns are matched once, with the parameters that the constructor has.
 
         Raises:
-            ValueError: an option is not supported or out of range, or a key of `layers` matches no parameter of the
-                group. The optimizer does not change.
+            ValueError: an option is not supported or out of range, a key of `layers` matches no parameter of the group,
+                or a parameter is in a group already. The optimizer does not change.
         """
         param_group = checked_group(self.options, self.defaults, param_group)
         super().add_param_group(param_group)
@@ -233,6 +233,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             # saved with the state, whose meaning it changes; torch.distributed.checkpoint drops keys that a group lacks
             group["lr_in_momentum"] = self.options.lr_in_momentum
         try:
+            self._handle.check_added(group["params"])
             if group.setdefault("layers", None) is not None:
                 group["layers"] = entries_of(group, labels_of(self.param_groups)[-1], group["layers"])
                 set_max_lr(group)

@@ -1,6 +1,6 @@
 """An optimizer on the CPU for a model on a GPU: gradients arrive, and parameters are stepped, during backward."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -65,6 +65,11 @@ class CPUOffload(StepInBackward):
         self._stream.wait_for_device()
         self._send(self._copies)
         self._stream.make_device_wait()
+
+    def check_added(self, params: Sequence[Tensor]) -> None:
+        if any(param in self._copies for param in params):
+            # as torch says it of the copies, which are in the groups
+            raise ValueError("some parameters appear in more than one parameter group")
 
     def check_copy(self) -> None:
         raise RuntimeError(

@@ -436,6 +436,18 @@ def test_error_of_a_step(call, device):
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
 
 
+def test_a_parameter_of_a_group_is_not_added_again(device):
+    """The groups have copies of the model's parameters."""
+    model, other = nn.Linear(3, 2).to(device), nn.Linear(3, 2).to(device)
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1)
+    offload_to_cpu(model, optimizer)
+    with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
+        optimizer.add_param_group({"params": [other.bias, model.bias]})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [other.bias]})
+    assert len(optimizer.param_groups) == 2
+
+
 def test_the_optimizer_stays_as_it_is(device):
     """State moves without hooks and checks of checkpoints, and the tensor of a rate stays the tensor of the user."""
     model, rate = nn.Linear(3, 2).to(device), torch.tensor(0.1)
