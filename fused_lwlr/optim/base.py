@@ -78,7 +78,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             and steps these. An element of the parameter that was changed from outside replaces its master weight.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that the mean is exact
             and small steps are not lost. The noise depends on `rounding_seed`, the number of the layer, the step
-            count and the element: it is the same in every run and on every rank. Step counts are on the device.
+            count and the element: it is the same in every run and on all replicas. The elements of a sharded parameter
+            are counted within each shard. Step counts are on the device.
         rounding_seed: the seed of that noise, from 0 to 2³¹ − 1.
         state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; the dtype of the
             parameter when None.

@@ -47,7 +47,8 @@ class LARC(LARS):
 
         g ← min(trust ratio / lr, 1) · (g + weight_decay · w)
 
-    with the trust ratio of `LARS`, and lr with the layer's multiplier.
+    with the trust ratio of `LARS`, and lr with the layer's multiplier. The factor is 1 for a layer whose weight,
+    gradient or lr is zero.
 
     Args:
         trust_coefficient: how far a layer moves at most, relative to its norm.
