@@ -1,13 +1,14 @@
 """Checks of arguments that methods have in common, and the type of their arrays."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fused_lwlr.optim.option_table import number_of, shown
 
@@ -31,10 +32,21 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
     require(held, name, value, f"an int, at least {least}")
 
 
-def check_types(model: Any, batches: Any = ()) -> None:
-    """Raise TypeError unless a method has a model, and minibatches that can be iterated over."""
+def check_types(model: Any, batches: Any = (), *, name: str = "model") -> None:
+    """Raise an error unless a method has a model with initialized parameters, and minibatches to iterate over.
+
+    Args:
+        name: the argument that has the model.
+
+    Raises:
+        TypeError: the model is no module, or the minibatches cannot be iterated over.
+        ValueError: a parameter of a lazy module has no shape yet.
+    """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+        raise TypeError(f"{name} must be a torch.nn.Module, not {type(model).__name__}")
+    lazy = next((param_name for param_name, param in model.named_parameters() if is_lazy(param)), None)
+    if lazy is not None:
+        raise ValueError(f"{name} has the parameter {lazy!r}, which is not initialized yet: call {name} once before")
     if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
         raise TypeError(f"batches={shown(batches)} must be a list of minibatches, a DataLoader or another iterable")
 
@@ -44,9 +56,20 @@ def check_rate(lr: float) -> None:
     require(np.isfinite(lr) and lr >= 0, "lr", lr, "finite and not negative")
 
 
+def number(name: str, value: Any, must_be: str, allows: Callable[[float], bool]) -> float:
+    """Returns an argument, which may be a tensor of one element, as a float; raises ValueError if it is not allowed."""
+    found = number_of(value)
+    require(found is not None and allows(found), name, value, must_be)
+    assert found is not None
+    return found
+
+
 def positive(name: str, value: Any) -> float:
     """Returns an argument, which may be a tensor of one element, as a float above 0; raises ValueError otherwise."""
-    number = number_of(value)
-    require(number is not None and 0 < number < math.inf, name, value, "a finite number above 0")
-    assert number is not None
-    return number
+    return number(name, value, "a finite number above 0", lambda found: 0 < found < math.inf)
+
+
+def listed(name: str, value: Any) -> list[Any]:
+    """Returns an argument as a list, also of an iterator, or of a text alone; raises ValueError if it is no list."""
+    require(isinstance(value, Iterable), name, value, "a list")
+    return [value] if isinstance(value, str) else list(value)

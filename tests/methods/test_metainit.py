@@ -84,6 +84,34 @@ def test_refused(loss, params, eps, message):
         gradient_quotient(loss(w), params(w), eps)
 
 
+@pytest.mark.parametrize(
+    ("loss", "params", "error", "message"),
+    [
+        (None, lambda model: model, TypeError, r"params must be tensors, such as model.parameters\(\), not Linear\("),
+        (None, lambda model: model[0], TypeError, r"params must be tensors, .*, not Linear\("),
+        (None, lambda model: model.named_parameters(), TypeError, r"params must be tensors, .*, not \('0.weight'"),
+        (None, lambda model: None, TypeError, "params must be tensors, .*, not None"),
+        (1.5, lambda model: model.parameters(), TypeError, "loss=1.5 must be a scalar tensor"),
+        (None, lambda model: [torch.ones(2)], ValueError, r"params has a tensor of \(2,\) that requires no gradient"),
+        (None, lambda model: [torch.ones(2) * 1j], ValueError, r"params has a tensor of \(2,\) of torch.complex64"),
+        (None, lambda model: [torch.ones(0, requires_grad=True)], ValueError, "params is empty"),
+    ],
+)
+def test_other_arguments_are_refused(loss, params, error, message):
+    model, ((x, y),) = net(), data(1)
+    with pytest.raises(error, match=message):
+        gradient_quotient(cross_entropy(model(x), y) if loss is None else loss, params(model))
+
+
+def test_a_tensor_is_one_parameter_and_gradients_may_be_off():
+    """L = c·w²/2 has the quotient c."""
+    w = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    loss = 0.7 * w.square().sum() / 2
+    assert gradient_quotient(loss, w).item() == pytest.approx(0.7, abs=1e-4)
+    with torch.no_grad():
+        assert gradient_quotient(loss, [w]).item() == pytest.approx(0.7, abs=1e-4)
+
+
 def printed(model, batches, lr, momentum, eps):
     """The code in the paper, on minibatches that are given: weights change in place, by their own norms."""
     params = [p for p in model.parameters() if p.dim() >= 2]

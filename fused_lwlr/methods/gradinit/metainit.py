@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import Array, check_choice, check_count, check_types, positive, require
+from fused_lwlr.methods.checks import Array, check_choice, check_count, check_types, number, positive, require
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.norms import DifferentiableNorms
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
 from fused_lwlr.methods.gradinit.rules import Branch, RescaleAdam
 from fused_lwlr.methods.progress import with_progress
+from fused_lwlr.optim.option_table import shown
 
 Rule = Literal["signsgd", "adam"]
 LR: dict[Rule, float] = {"signsgd": 0.1, "adam": 0.01}
 """Default learning rates: of MetaInit, and of the scales in GradInit."""
 
 
+@torch.enable_grad()
 def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
     """Returns the gradient quotient: the mean over all elements of |(g - Hg) / (g ± ε) - 1|.
 
@@ -43,10 +45,25 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
         layer and weight normalization only if the loss was computed within `DifferentiableNorms`.
 
     Raises:
-        ValueError: `params` is empty, the loss is not a scalar or depends on no parameter, or ε is not above 0.
+        ValueError: `params` is empty, or has a complex tensor or one that requires no gradient; the loss is not a
+            scalar or depends on no parameter; or ε is not above 0.
+        TypeError: the loss is no tensor, or `params` has something other than tensors.
     """
-    params = list(params)
-    if not params:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"loss={shown(loss)} must be a scalar tensor with its graph")
+    # a tensor would be a list of its rows
+    params = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [params]
+    for param in params:
+        if not isinstance(param, Tensor):
+            raise TypeError(f"params must be tensors, such as model.parameters(), not {shown(param)}")
+        if param.is_complex():
+            raise ValueError(f"params has {shown(param)} of {param.dtype}: give real ones, as of torch.view_as_real")
+        if not param.requires_grad:
+            raise ValueError(
+                f"params has {shown(param)} that requires no gradient: leave it out, such as by "
+                "[param for param in model.parameters() if param.requires_grad]"
+            )
+    if not sum(param.numel() for param in params):
         raise ValueError("params is empty: give the parameters that the loss depends on")
     if loss.dim() != 0:
         raise ValueError(f"loss is a tensor of shape {tuple(loss.shape)}: it must be a scalar")
@@ -119,8 +136,8 @@ def metainit_(
     check_types(model, batches)
     check_choice("rule", rule, get_args(Rule))
     lr, eps = positive("lr", LR[rule] if lr is None else lr), positive("eps", eps)
-    require(0 <= momentum < 1, "momentum", momentum, "at least 0 and below 1")
-    require(0 <= min_scale <= 1, "min_scale", min_scale, "from 0 to 1, where scales start")
+    momentum = number("momentum", momentum, "at least 0 and below 1", lambda found: 0 <= found < 1)
+    min_scale = number("min_scale", min_scale, "from 0 to 1, where scales start", lambda found: 0 <= found <= 1)
     if rule == "adam":
         require(momentum == 0.9, "momentum", momentum, "left out with rule='adam': it is for 'signsgd'")
     else:
