@@ -93,8 +93,11 @@ def find(pattern: str, known: Collection[str], argument: str, kind: str) -> list
     """Returns the known names that match a pattern.
 
     Raises:
-        ValueError: no name matches. The message names the argument with the pattern, and the kind of known names.
+        ValueError: no name matches, or the pattern is no text. The message names the argument with the pattern, and the
+            kind of known names.
     """
+    if not isinstance(pattern, str):
+        raise ValueError(f"{argument} has {' '.join(repr(pattern).split()):.80}, but must have names and patterns")
     # a known name is not read as a pattern, in which its brackets would mean a set of characters; it is faster, too
     found = [pattern] if pattern in known else [name for name in known if matches(name, [pattern])]
     if not found:

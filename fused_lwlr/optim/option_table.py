@@ -48,7 +48,8 @@ def shown(value: Any) -> str:
     """Returns a value as messages show it."""
     if isinstance(value, Tensor) and value.numel() != 1:
         return f"a tensor of {tuple(value.shape)}"
-    return f"{value!r:.80}"
+    # one line, also of a model or a list of tensors
+    return f"{' '.join(repr(value).split()):.80}"
 
 
 def _number(least: float, below: float = math.inf) -> Callable[[Any], bool]:

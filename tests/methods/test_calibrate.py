@@ -223,6 +223,8 @@ def test_mapping_batches_generators_and_no_grad():
         (data(1), lambda out, y: cross_entropy(out, y) * float("nan"), {}, r"'conv\.weight'.* not finite"),
         (data(1), lambda out, y: (out * 0).sum(), {}, "every layer is zero"),
         (data(1), cross_entropy, {"backend": "gpu"}, "backend='gpu'"),
+        (data(1), cross_entropy, {"exclude": None}, "exclude=None must be a list"),
+        (data(1), cross_entropy, {"exclude": [1]}, "exclude= has 1, but must have names and patterns"),
     ],
 )
 def test_refused(batches, loss_fn, options, message):

@@ -131,6 +131,15 @@ def test_the_last_minibatch_only_measures():
     assert taken == [2, 2, 4, 4]
 
 
+def test_widths_and_seeds_may_be_iterators():
+    found = [
+        coordinate_check(mlp, widths, standard, batches(2), cross_entropy, steps=1, seeds=seeds)
+        for widths, seeds in (([2, 4], [0, 1]), (iter([2, 4]), iter([0, 1])))
+    ]
+    assert found[1].widths == (2, 4)
+    np.testing.assert_array_equal(found[0].scale, found[1].scale)
+
+
 def test_random_numbers_are_restored():
     before = torch.get_rng_state()
     coordinate_check(mlp, [2, 4], standard, batches(1), cross_entropy, steps=0)
@@ -182,6 +191,9 @@ WRONG = [
     ({"widths": [8, 8]}, r"widths=\[8, 8\] must have at least two different widths"),
     ({"widths": [0, 8]}, r"widths=\[0, 8\] must have at least two different widths, all above 0"),
     ({"make_model": lambda width: nn.ReLU()}, r"make_model\(2\) must return a model with parameters"),
+    ({"widths": 8}, "widths=8 must be a list"),
+    ({"widths": ["4", "8"]}, r"widths=\['4', '8'\] must have at least two different widths"),
+    ({"seeds": 1}, "seeds=1 must be a list"),
     ({"steps": -1}, "steps=-1 must be an int, at least 0"),
     ({"steps": 0.5}, "steps=0.5 must be an int, at least 0"),
     ({"seeds": []}, r"seeds=\[\] must have at least one seed"),

@@ -192,22 +192,34 @@ def test_generator_and_kinds():
     assert torch.equal(first.mix, second.mix)
 
 
+class OnGPU(torch.Generator):
+    """A generator that says it is on a GPU."""
+
+    device = torch.device("cuda")
+
+
 @pytest.mark.parametrize(
-    ("kinds", "message"),
+    ("options", "message"),
     [
-        (None, "cannot tell whether 'mix' is a weight"),
-        ({"mox": "weight"}, "'mox', but the model has no such parameter"),
-        ({"mix": "wait"}, "'wait'"),
+        ({}, "cannot tell whether 'mix' is a weight"),
+        ({"kinds": {"mox": "weight"}}, "'mox', but the model has no such parameter"),
+        ({"kinds": {"mix": "wait"}}, "'wait'"),
+        ({"kinds": "weight"}, "kinds='weight' must be a dict"),
+        ({"kinds": {"mix": "other"}, "generator": 0}, "generator=0 must be a torch.Generator"),
+        (
+            {"kinds": {"mix": "other"}, "generator": OnGPU()},
+            r"generator= is on cuda, but 'linear.weight' is on cpu: give a torch.Generator\('cpu'\)",
+        ),
     ],
 )
-def test_refused_with_nothing_changed(kinds, message):
+def test_refused_with_nothing_changed(options, message):
     model = nn.Module()
     model.linear = nn.Linear(4, 4)
     model.mix = nn.Parameter(torch.ones(5, 5))
-    before = model.linear.weight.detach().clone()
+    before = [param.detach().clone() for param in model.parameters()]
     with pytest.raises(ValueError, match=message):
-        lwlr_init_(model, kinds=kinds)
-    assert torch.equal(model.linear.weight, before)
+        lwlr_init_(model, **options)
+    assert all(torch.equal(param, old) for param, old in zip(model.parameters(), before, strict=True))
 
 
 def expanded():

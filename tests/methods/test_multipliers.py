@@ -123,6 +123,14 @@ WRONG = [
         lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]),
         "has 'stem.*': it is not a parameter of the model",
     ),
+    (lambda m: multipliers.depth_increasing(m, "0.1"), "'0.1' and 1.0: bounds must be finite"),
+    (lambda m: multipliers.layer_decay(m, "0.5"), "decay='0.5' must be above 0 and at most 1"),
+    (lambda m: multipliers.layer_decay(m, 0.5, blocks=3), "blocks=3 must be a list"),
+    (lambda m: multipliers.layer_decay(m, 0.5, frozen=True), "frozen=True must be a list"),
+    (lambda m: multipliers.layer_decay(m, 0.5, frozen=[1]), "frozen= has 1, but must have names and patterns"),
+    (lambda m: multipliers.completep(m, m, alpha="1"), "alpha='1' must be from 0 to 1"),
+    (lambda m: multipliers.mup(m, m, "adamw", eps=-1e-8), "eps=-1e-08 must be a finite number above 0"),
+    (lambda m: multipliers.mup(m, m, "adamw", eps="1e-8"), "eps='1e-8' must be a finite number above 0"),
     (lambda m: multipliers.mup(m, m, "lion"), "rule='lion' must be one of 'sgd', 'adamw'"),
     (lambda m: multipliers.mup(m, nn.Linear(2, 2), "sgd"), "'bias' is in only one of them"),
     (
@@ -150,6 +158,29 @@ WRONG = [
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         call(ViT(**SIZE))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        multipliers.no_decay, multipliers.blockwise, multipliers.depth_increasing,
+        lambda given: multipliers.layer_decay(given, 0.5), lambda given: multipliers.mup(given, ViT(**SIZE), "sgd"),
+        lambda given: multipliers.mup(ViT(**SIZE), given, "sgd"),
+        lambda given: multipliers.completep(given, ViT(**SIZE)),
+        lambda given: multipliers.completep(ViT(**SIZE), given),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (lambda: ViT(**SIZE).named_parameters(), TypeError, "(model|base) must be a torch.nn.Module, not generator"),
+        (lambda: nn.LazyLinear(2), ValueError, "(model|base) has the parameter 'weight', which is not initialized yet"),
+    ],
+    ids=["parameters", "lazy"],
+)
+def test_models_that_are_refused(call, given, error, message):
+    with pytest.raises(error, match=message):
+        call(given())
 
 
 def test_corrected_decay_needs_the_result_of_scale_invariant():

@@ -43,13 +43,18 @@ def test_other_files_are_refused(text, tmp_path):
         LayerRates.from_json(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("change", [{"name": 1}, {"eta": "1"}, {"eta": -1.0}, {"eta": math.nan}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"name": 1}, {"eta": "1"}, {"eta": -1.0}, {"eta": math.nan}, {"numel": "4"}, {"gradient": None}], ids=str
+)
 def test_values_of_other_types_are_refused(change, rates, tmp_path):
     rates.to_json(tmp_path / "x.json")
     content = json.loads((tmp_path / "x.json").read_text())
     content["layers"][0] |= change
     (tmp_path / "x.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"x\.json does not hold layer rates, .*: these are no name and multiplier: "):
+    with pytest.raises(
+        ValueError,
+        match=r"x\.json does not hold layer rates, .*: these are no (name and multiplier|numel and gradient): ",
+    ):
         LayerRates.from_json(tmp_path / "x.json")
 
 
@@ -99,6 +104,30 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
     mean = sum(layer.numel * layer.eta for layer in found.layers) / sum(layer.numel for layer in found.layers)
     assert mean == pytest.approx(1, rel=1e-14)
     assert found.exclude(*patterns, "head.bias") == pytest.approx(dict(found), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("numel", "gradients", "message"),
+    [
+        ([1], [1.0, 2.0], r"names, numel, gradients and kinds must have one length, not \[2, 1, 2, 2\]"),
+        ([1, 2], [1.0, -2.0], r"gradients=\[1.0, -2.0\] must be finite numbers, at least 0, or NaN"),
+        ([1, 2], [1.0, math.inf], r"gradients=\[1.0, inf\] must be finite numbers"),
+        ([1, 2], [0.0, math.nan], "the gradient of every layer is zero"),
+    ],
+)
+def test_gradients_that_are_refused(numel, gradients, message):
+    with pytest.raises(ValueError, match=message):
+        LayerRates.from_gradients(("a", "b"), numel, gradients, ("weight",) * 2, steps=1)
+
+
+def test_no_layers():
+    assert repr(LayerRates([], 0)) == "LayerRates(0 layers)"
+
+
+@pytest.mark.parametrize("pattern", [1, ["wpe.weight"], None])
+def test_exclude_refuses_other_things_than_names(pattern):
+    with pytest.raises(ValueError, match=r"exclude has .*, but must have names and patterns"):
+        fused().exclude(pattern)
 
 
 def test_exclude_refuses_patterns_without_a_match():

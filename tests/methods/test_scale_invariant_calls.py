@@ -117,5 +117,7 @@ def test_refused_models():
         scale_invariant(model, data(), lambda output, y: cross_entropy(next(iter(output)), y))
     with pytest.raises(ValueError, match="two or more dimensions"):
         scale_invariant(nn.BatchNorm1d(3), data(), cross_entropy)
+    with pytest.raises(ValueError, match="tolerance='1' must be at least 0"):
+        scale_invariant(nn.Linear(3, 3), data(), cross_entropy, tolerance="1")
     with pytest.raises(ValueError, match="tolerance=nan must be at least 0"):
         scale_invariant(nn.Linear(3, 3), data(), cross_entropy, tolerance=float("nan"))

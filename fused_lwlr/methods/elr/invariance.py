@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import Layer, layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.methods.checks import check_types, require
+from fused_lwlr.methods.checks import check_types, number
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, may_be_invariant
 from fused_lwlr.methods.minibatches import check_batch, loss_of, part_of, samples
 from fused_lwlr.methods.restoring import as_it_was
@@ -73,7 +73,7 @@ def scale_invariant(
         ValueError: the model is sharded or has no parameter to examine; the batch is too small or not a minibatch; the
             loss is not a scalar; the outputs contain no tensor; or a gradient or an output is not finite.
     """
-    require(tolerance >= 0, "tolerance", tolerance, "at least 0: it is the largest |cosine|")
+    tolerance = number("tolerance", tolerance, "at least 0: it is the largest |cosine|", lambda found: found >= 0)
     check_types(model)
     reshard(model)
     if any(map(is_distributed, model.parameters())):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import named_layers
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.methods.checks import check_count
+from fused_lwlr.methods.checks import check_count, check_types
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.optim import FusedOptimizer
 from fused_lwlr.optim.layer_options import eta_of, slices_of
@@ -64,6 +64,8 @@ class ELRRecorder:
         backend: Backend = "auto",
     ):
         check_count("every", every)
+        if isinstance(source, nn.Module):
+            check_types(source, name="source")
         selection = Selection(select, weights)
         layers = named_layers(source)
         self.layers = [
@@ -90,12 +92,15 @@ class ELRRecorder:
         Raises:
             ValueError: the optimizer has none of the layers or steps during backward, the recorder watches an optimizer
                 already, or `momentum=True` and a layer is sharded.
+            TypeError: it is no optimizer.
         """
         if self._handles:
             raise ValueError(
                 "this recorder watches an optimizer already, and counts its steps: call stop() first, or make a "
                 "recorder for each optimizer"
             )
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         _check(optimizer)
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if not any(id(layer.param) in held for layer in self.layers):

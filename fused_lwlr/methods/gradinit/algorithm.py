@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import check_choice, check_count, check_types, positive, require
+from fused_lwlr.methods.checks import check_choice, check_count, check_types, number, positive, require
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, rescale_, twice_differentiable
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
@@ -109,16 +109,21 @@ def gradinit_(
     require(optimizer in get_args(Target), "optimizer", optimizer, "'sgd' or 'adam' (for AdamW too)")
     lr, tau = positive("lr", lr), positive("tau", tau)
     rule = "above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)"
-    require(gamma is None or gamma > 0, "gamma", gamma, rule)
-    for name, value in (("relative_gamma", relative_gamma), ("penalty", penalty)):
-        require(value is None or 0 < value < math.inf, name, value, "a finite number above 0, or None")
+    if gamma is not None:
+        gamma = number("gamma", gamma, rule, lambda found: found > 0)
+    rule = "a finite number above 0, or None"
+    if relative_gamma is not None:
+        relative_gamma = number("relative_gamma", relative_gamma, rule, lambda found: 0 < found < math.inf)
+    if penalty is not None:
+        penalty = number("penalty", penalty, rule, lambda found: 0 < found < math.inf)
     require(relative_gamma is None or gamma is None, "relative_gamma", relative_gamma, "None where gamma is given")
     rule = "None where gamma or relative_gamma is given"
     require(penalty is None or gamma is relative_gamma is None, "penalty", penalty, rule)
     if steps is not None:
         check_count("steps", steps)
-    require(0 <= min_scale <= 1, "min_scale", min_scale, "from 0 to 1, where scales start")
-    require(0 <= overlap <= 1, "overlap", overlap, "from 0 to 1")
+    min_scale = number("min_scale", min_scale, "from 0 to 1, where scales start", lambda found: 0 <= found <= 1)
+    overlap = number("overlap", overlap, "from 0 to 1", lambda found: 0 <= found <= 1)
+    require(isinstance(normalize, bool), "normalize", normalize, "True or False")
     rule = "False with optimizer='adam', whose step is sign(g)"
     require(not normalize or optimizer == "sgd", "normalize", normalize, rule)
     check_choice("mode", mode, get_args(Mode))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fused_lwlr.backends import Backend
 from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.measure.statistics import StatisticsPass
-from fused_lwlr.methods.checks import check_count, check_types, require
+from fused_lwlr.methods.checks import check_count, check_types, listed, require
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.minibatches import loss_of
@@ -79,7 +79,7 @@ def calibrate(
     layers = layers_of(model)
     if not any(layer.param.requires_grad for layer in layers):
         raise ValueError("model has no parameter that requires a gradient: set requires_grad of its parameters")
-    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    patterns = listed("exclude", exclude)
     names = with_parameters(layer.name for layer in layers)
     for pattern in patterns:
         find(pattern, names, "exclude=", "layer of the model")  # before minutes are spent

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from fused_lwlr.methods.checks import positive, require
+from fused_lwlr.methods.checks import check_types, number, positive
 from fused_lwlr.methods.lwlr.depth import Blocks, blocks_of
 from fused_lwlr.methods.lwlr.mup import growth
 
@@ -41,8 +41,11 @@ def completep(
     Raises:
         ValueError: α or ε is out of range, no blocks are found, a weight is parametrized, or the base has other
             parameters or dimensions.
+        TypeError: the model or the base is no module.
     """
-    require(0 <= alpha <= 1, "alpha", alpha, "from 0 to 1; 1 is CompleteP")
+    check_types(model)
+    check_types(base, name="base")
+    alpha = number("alpha", alpha, "from 0 to 1; 1 is CompleteP", lambda found: 0 <= found <= 1)
     eps = positive("eps", eps)
     own, small = blocks_of(model, blocks), blocks_of(base, blocks)
     depth = len(own) / len(small)

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.checks import Array, check_count
+from fused_lwlr.methods.checks import Array, check_count, listed
 from fused_lwlr.methods.minibatches import loss_of, tensors_in
 from fused_lwlr.methods.plots import finish
+from fused_lwlr.optim.option_table import number_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,11 +132,12 @@ def coordinate_check(
         ValueError: there are fewer than two widths, no seeds, no parameters, `steps` below 0 or too few minibatches, or
             two models differ in the modules that they call.
     """
-    if len(set(widths)) < 2 or min(widths) <= 0:
-        raise ValueError(f"widths={list(widths)} must have at least two different widths, all above 0")
+    widths, seeds = listed("widths", widths), listed("seeds", seeds)
+    if len(set(widths)) < 2 or not all((number_of(width) or 0) > 0 for width in widths):
+        raise ValueError(f"{widths=} must have at least two different widths, all above 0")
     check_count("steps", steps, 0)
     if not seeds:
-        raise ValueError(f"seeds={list(seeds)} must have at least one seed")
+        raise ValueError(f"{seeds=} must have at least one seed")
     minibatches = list(islice(batches, steps + 1))
     if len(minibatches) <= steps:
         raise ValueError(f"batches ended after {len(minibatches)} minibatches, but steps={steps} needs {steps + 1}")

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from fused_lwlr.methods.checks import require
+from fused_lwlr.methods.checks import check_types, listed, number
+from fused_lwlr.optim.option_table import number_of, shown
 from fused_lwlr.patterns import find
 
 Blocks = str | Sequence[str] | None
@@ -75,7 +76,8 @@ def layer_decay(
         ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
             matches no parameter.
     """
-    require(0 < decay <= 1, "decay", decay, "above 0 and at most 1")
+    check_types(model)
+    decay = number("decay", decay, "above 0 and at most 1", lambda found: 0 < found <= 1)
     names = blocks_of(model, blocks)
     found, depth = {}, 0
     for name, _ in model.named_parameters():
@@ -83,14 +85,16 @@ def layer_decay(
         # after a block comes the next one, or the head
         depth = inside[0] if inside else len(names) + 1 if depth else 0
         found[name] = decay ** (len(names) + 1 - depth)
-    for pattern in (frozen,) if isinstance(frozen, str) else frozen:
+    for pattern in listed("frozen", frozen):
         found |= dict.fromkeys(find(pattern, found, "frozen=", "parameter of the model"), 0.0)
     return found
 
 
 def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
-    if not (first >= 0 and last >= 0 and 0 < first + last < math.inf):
-        raise ValueError(f"{first} and {last}: bounds must be finite and not negative, nor both 0")
+    check_types(model)
+    ends = [number_of(first), number_of(last)]
+    if not (all(end is not None and end >= 0 for end in ends) and 0 < first + last < math.inf):
+        raise ValueError(f"{shown(first)} and {shown(last)}: bounds must be finite and not negative, nor both 0")
     trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if not trained:
         raise ValueError("the model has no trainable parameters: set their requires_grad")
@@ -109,7 +113,7 @@ def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
     if wanted is None:
         wanted = _trunk(model)
     if not isinstance(wanted, str):
-        names = list(wanted)
+        names = listed("blocks", wanted)
         if not names:
             raise ValueError(f"blocks={wanted!r} must have the name of a block, or be None")
     elif isinstance(modules.get(wanted), (nn.Sequential, nn.ModuleList)):

@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.measure.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
-from fused_lwlr.methods.checks import check_choice, check_types
+from fused_lwlr.methods.checks import check_choice, check_types, require
 from fused_lwlr.methods.restoring import check_changeable
 from fused_lwlr.shards import is_distributed, reshard
 
@@ -122,10 +122,12 @@ def lwlr_init_(
             sharded or in `DistributedDataParallel` get the weights that the first one draws.
 
     Raises:
-        ValueError: a parameter is not recognised or cannot be changed, or an entry of `kinds` is wrong. The model does
-            not change then.
+        ValueError: a parameter is not recognised or cannot be changed, an entry of `kinds` is wrong, or `generator` is
+            on another device. The model does not change then.
     """
     check_types(model)
+    rule = "a torch.Generator, or None for torch's global one"
+    require(generator is None or isinstance(generator, torch.Generator), "generator", generator, rule)
     reshard(model)
     frozen: dict[str, Kind] = {name: "other" for name, p in model.named_parameters() if not p.requires_grad}
     found = {**kinds_of(model), **frozen, **_checked(model, kinds or {})}
@@ -137,6 +139,11 @@ def lwlr_init_(
             "yourself and calibrate with init=False"
         )
     for name, param in model.named_parameters():
+        if found[name] == "weight" and generator is not None and generator.device.type != param.device.type:
+            raise ValueError(
+                f"generator= is on {generator.device}, but {name!r} is on {param.device}: give a "
+                f"torch.Generator({param.device.type!r})"
+            )
         if found[name] != "other":
             check_changeable(name, param, expanded=found[name] != "weight")
     # the first owner of a tied weight decides on its fan-out, but an embedding only if no other module has the weight
@@ -185,6 +192,7 @@ def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding
 
 def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
     names = {name for name, _ in model.named_parameters()}
+    require(isinstance(kinds, Mapping), "kinds", kinds, "a dict from names of parameters to kinds")
     for name, kind in kinds.items():
         if name not in names:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from fused_lwlr.measure.layers import layers_of
-from fused_lwlr.methods.checks import require
+from fused_lwlr.methods.checks import check_types, require
 from fused_lwlr.methods.lwlr.init import EMBEDDINGS, is_norm
 from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
@@ -39,6 +39,7 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
         Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; with rates,
         `layers=[rates, no_decay(model)]`.
     """
+    check_types(model)
     owners = (module for module in model.modules() if isinstance(module, EMBEDDINGS) or is_norm(module))
     spared = {id(param) for module in owners for param in module.parameters(recurse=False)}
     named = set(getattr(model, "no_weight_decay", set)())
@@ -92,6 +93,7 @@ def blockwise(model: nn.Module) -> dict[str, float]:
     Raises:
         ValueError: no query, key, value or feed-forward projection was found by its name.
     """
+    check_types(model)
     by_type: dict[int, Role] = {}
     for module in model.modules():
         for param in module.parameters(recurse=False):

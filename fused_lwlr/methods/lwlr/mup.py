@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from fused_lwlr.measure.layers import fan_dims, is_conv1d
-from fused_lwlr.methods.checks import check_choice
+from fused_lwlr.methods.checks import check_choice, check_types, positive
 
 Rule = Literal["sgd", "adamw"]
 Decay = bool | Literal["sqrt"]
@@ -53,14 +53,18 @@ def mup(
         width of `base`.
 
     Raises:
-        ValueError: `rule` or `decay` is unknown, `decay` or `eps` is given for SGD, the base has other parameters or
-            numbers of dimensions, a weight is parametrized, or `decay="sqrt"` finds no matrix, as with a base of the
-            same width.
+        ValueError: `rule` or `decay` is unknown, `decay` or `eps` is given for SGD, ε is not above 0, the base has
+            other parameters or numbers of dimensions, a weight is parametrized, or `decay="sqrt"` finds no matrix, as
+            with a base of the same width.
+        TypeError: the model or the base is no module.
     """
+    check_types(model)
+    check_types(base, name="base")
     check_choice("rule", rule, get_args(Rule))
     check_choice("decay", decay, (False, True, "sqrt"))
     if rule == "sgd" and (decay or eps is not None):
         raise ValueError("decay= and eps= are for AdamW: leave them out for rule='sgd'")
+    eps = None if eps is None else positive("eps", eps)
     names, based = ({name: name for name, _ in each.named_parameters()} for each in (model, base))
     if other := sorted(names.keys() ^ based.keys()):
         raise ValueError(f"base= must have the parameters of the model, but {other[0]!r} is in only one of them")

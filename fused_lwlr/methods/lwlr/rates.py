@@ -73,9 +73,15 @@ class LayerRates(Mapping[str, float]):
             steps: the number of minibatches.
 
         Raises:
-            ValueError: the gradients of all layers are zero.
+            ValueError: the gradients of all layers are zero, one is negative or infinite, or the arguments have
+                different lengths.
         """
         m, g = np.asarray(numel, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
+        lengths = [len(names), len(m), len(g), len(kinds)]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"names, numel, gradients and kinds must have one length, not {lengths}")
+        if (g < 0).any() or np.isinf(g).any():
+            raise ValueError(f"gradients={shown(gradients)} must be finite numbers, at least 0, or NaN")
         measured = np.isfinite(g) & (g > 0) & (g >= NEGLIGIBLE * np.nanmax(np.append(g, 0.0)))
         if not measured.any():
             raise ValueError("the gradient of every layer is zero: there is nothing to calibrate from")
@@ -155,7 +161,9 @@ class LayerRates(Mapping[str, float]):
         """The row of a layer, or of all slices of a parameter, with another η."""
         parts = [layer for layer in self.layers if name in (layer.name, split_name(layer.name)[0])]
         if not parts:
-            raise ValueError(f"the mapping right of | has {name!r}, but these rates have no such layer or parameter")
+            raise ValueError(
+                f"the mapping right of | has {shown(name)}, but these rates have no such layer or parameter"
+            )
         rate = number_of(eta)
         if rate is None or not 0 <= rate < math.inf:
             raise ValueError(
@@ -167,6 +175,8 @@ class LayerRates(Mapping[str, float]):
         return LayerRate(name, rate, numel, gradient, parts[0].kind, "set")
 
     def __repr__(self) -> str:
+        if not self:
+            return "LayerRates(0 layers)"
         return f"LayerRates({len(self)} layers, η from {min(self.values()):.3g} to {max(self.values()):.3g})"
 
     def __str__(self) -> str:
@@ -202,6 +212,8 @@ class LayerRates(Mapping[str, float]):
             for row in layers:
                 if not (isinstance(row.name, str) and isinstance(row.eta, (int, float)) and 0 <= row.eta < math.inf):
                     raise TypeError(f"these are no name and multiplier: {row.name!r}, {row.eta!r}")
+                if not (isinstance(row.numel, int) and isinstance(row.gradient, (int, float))):
+                    raise TypeError(f"these are no numel and gradient: {row.numel!r}, {row.gradient!r}")
             return cls(layers, content["steps"])
         except (ValueError, KeyError, TypeError) as error:
             lacks = f"it has no {error}" if isinstance(error, KeyError) else str(error)
