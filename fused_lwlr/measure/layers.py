@@ -105,7 +105,8 @@ def named_tensors(given: Any, must_be: str) -> list[tuple[str, Tensor]]:
     pairs = given.items() if isinstance(given, Mapping) else given
     found = list(pairs) if isinstance(pairs, Iterable) else [pairs]
     for pair in found:
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], Tensor)):
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not (is_pair and isinstance(pair[0], str) and isinstance(pair[1], Tensor)):
             # one line, also of a tensor
             shown = " ".join(repr(pair).split())
             raise ValueError(f"{must_be} named tensors such as model.named_parameters(), not {shown:.80}")

@@ -7,7 +7,7 @@ from tolerances import same
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from fused_lwlr import ELR, LAMB
+from fused_lwlr import ELR, LAMB, ELRRecorder
 
 pytestmark = pytest.mark.long
 EPOCHS = 2
@@ -126,3 +126,13 @@ def test_resumed(name, options, mixed_precision, accelerate, tmp_path):
     again.epoch()
     check(again, whole)
     assert [entry[0].options.eta for entry in again.optimizer.param_groups[0]["layers"]] == [0.25, 1, 1, 1, 2, 1]
+
+
+@pytest.mark.parametrize(("accumulation", "steps"), [(1, (0, 1, 2, 3, 4)), (3, (0, 1))])
+@pytest.mark.parametrize("optimizers", [OURS, TORCH])
+def test_effective_learning_rates_are_recorded(optimizers, accumulation, steps, accelerate):
+    """Of the optimizer that `prepare` returns: a record for each step that it takes."""
+    run = Run(accelerate, lambda named: optimizers["sgd"](named, lr=0.05), gradient_accumulation_steps=accumulation)
+    recorder = ELRRecorder(run.model).watch(run.optimizer)
+    run.epoch()
+    assert recorder.history.steps == steps

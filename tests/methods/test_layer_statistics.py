@@ -50,7 +50,7 @@ def test_against_torch(form, backend, device):
     ("source", "message"),
     [
         (nn.Linear(2, 2).parameters(), "Parameter containing: tensor"), ({"w": 1}, r"\('w', 1\)"), (None, "None"),
-        ([("w",)], r"\('w',\)"),
+        ([("w",)], r"\('w',\)"), (enumerate(nn.Linear(2, 2).parameters()), r"\(0, Parameter containing"),
     ],
 )  # fmt: skip
 def test_sources_that_have_no_named_tensors(source, message):

@@ -87,7 +87,7 @@ class ELRRecorder:
         """Starts to record the steps of an optimizer. Returns the recorder.
 
         Args:
-            optimizer: the optimizer of the recorded layers.
+            optimizer: the optimizer of the recorded layers, also as Accelerate's `prepare` wraps it.
 
         Raises:
             ValueError: the optimizer has none of the layers or steps during backward, the recorder watches an optimizer
@@ -99,7 +99,9 @@ class ELRRecorder:
                 "this recorder watches an optimizer already, and counts its steps: call stop() first, or make a "
                 "recorder for each optimizer"
             )
-        if not hasattr(optimizer, "register_step_pre_hook"):
+        # a wrapper, such as of Accelerate, has no hooks of its own
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
         _check(optimizer)
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
