@@ -51,11 +51,6 @@ def check_types(model: Any, batches: Any = (), *, name: str = "model") -> None:
         raise TypeError(f"batches={shown(batches)} must be a list of minibatches, a DataLoader or another iterable")
 
 
-def check_rate(lr: float) -> None:
-    """Raise ValueError unless a learning rate is finite and not negative."""
-    require(np.isfinite(lr) and lr >= 0, "lr", lr, "finite and not negative")
-
-
 def number(name: str, value: Any, must_be: str, allows: Callable[[float], bool]) -> float:
     """Returns an argument, which may be a tensor of one element, as a float; raises ValueError if it is not allowed."""
     found = number_of(value)
@@ -67,6 +62,11 @@ def number(name: str, value: Any, must_be: str, allows: Callable[[float], bool])
 def positive(name: str, value: Any) -> float:
     """Returns an argument, which may be a tensor of one element, as a float above 0; raises ValueError otherwise."""
     return number(name, value, "a finite number above 0", lambda found: 0 < found < math.inf)
+
+
+def check_rate(lr: float) -> None:
+    """Raise ValueError unless a learning rate is finite and not negative."""
+    number("lr", lr, "finite and not negative", lambda found: 0 <= found < math.inf)
 
 
 def listed(name: str, value: Any) -> list[Any]:

@@ -225,6 +225,7 @@ WRONG = [
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, init="he"), "init='he' must be one of 'orthogonal', 'gaussian'"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, 1), "layers=1 must be an int, at least 2"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=-1.0), "noise=-1.0 must be at least 0"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise="1"), "noise='1' must be at least 0"),
     (lambda: balance.simulate_relu(1, 1.0, 1.0, 1, 0), "h=1 must be an int, at least 2"),
 ]
 

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from fused_lwlr.methods.balance.closed import check_sizes
-from fused_lwlr.methods.checks import Array, check_choice, check_count, require
+from fused_lwlr.methods.checks import Array, check_choice, check_count, number
 
 Gradient = Literal["full", "signal"]
 Init = Literal["orthogonal", "gaussian"]
@@ -46,7 +46,7 @@ def simulate(
     """
     check_count("layers", layers, 2)
     check_sizes(h, 2, steps)
-    require(noise >= 0, "noise", noise, "at least 0: it is a variance")
+    noise = number("noise", noise, "at least 0: it is a variance", lambda found: found >= 0)
     check_choice("gradient", gradient, get_args(Gradient))
     check_choice("init", init, get_args(Init))
     rng = np.random.default_rng(seed)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fused_lwlr.methods.checks import Array, check_count, check_rate, require
+from fused_lwlr.methods.checks import Array, check_count, check_rate, number, require
+from fused_lwlr.optim.option_table import shown
 
 
 class Simulation(NamedTuple):
@@ -105,7 +106,7 @@ def stable_warmup(c: ArrayLike, sq_norm: ArrayLike, lr: float, steps: int, fract
     """
     check_rate(lr)
     check_count("steps", steps, 0)
-    require(0 < fraction <= 1, "fraction", fraction, "above 0 and at most 1")
+    fraction = number("fraction", fraction, "above 0 and at most 1", lambda found: 0 < found <= 1)
     norms, squares = _initial(c, sq_norm, ())
     rates = np.empty(steps)
     for k in range(steps):
@@ -167,7 +168,11 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
         rates = np.full(steps, rates)
     if len(rates) != steps:
         raise ValueError(f"lr has {len(rates)} rates for steps={steps}: pass one for each step, or a number")
-    c, start = _initial(c, sq_norm, np.broadcast_shapes(rates.shape[1:], mu.shape))
+    try:
+        shape = np.broadcast_shapes(rates.shape[1:], mu.shape)
+    except ValueError:
+        raise ValueError(f"lr {rates.shape[1:]} of a step and momentum {mu.shape} do not broadcast") from None
+    c, start = _initial(c, sq_norm, shape)
     squares, buffers = np.empty((2, steps + 1, *start.shape))
     squares[0], buffers[0] = start, c**2 / start
     # −⟨W_k, g_k⟩: base gradients are orthogonal to W_k, earlier ones point to where W came from
@@ -193,6 +198,9 @@ def _initial(c: ArrayLike, sq_norm: ArrayLike, shape: tuple[int, ...]) -> tuple[
 
 
 def _numbers(name: str, values: ArrayLike) -> Array:
-    array = np.asarray(values, dtype=np.float64)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={shown(values)} must be a number or an array of numbers") from None
     require(np.isfinite(array).all() and (array >= 0).all(), name, values, "finite and not negative")
     return array

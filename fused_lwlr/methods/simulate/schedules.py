@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fused_lwlr.methods.checks import Array, check_count, check_rate, require
+from fused_lwlr.methods.checks import Array, check_count, check_rate, number, require
 
 
 def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
@@ -59,9 +59,9 @@ def one_cycle(
         ValueError: lr or steps is negative, pct_start is not in [0, 1], or a factor is not above 0.
     """
     _check(lr, steps, 0)
-    require(0 <= pct_start <= 1, "pct_start", pct_start, "a fraction of the steps, 0 to 1")
+    pct_start = number("pct_start", pct_start, "a fraction of the steps, 0 to 1", lambda found: 0 <= found <= 1)
     for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
-        require(value > 0, name, value, "above 0")
+        number(name, value, "above 0", lambda found: found > 0)
     start, end = lr / div_factor, lr / div_factor / final_div_factor
     k, peak, last = np.arange(steps), pct_start * steps - 1, steps - 1
     up = np.clip(k / peak if peak > 0 else np.ones(steps), 0, 1)
