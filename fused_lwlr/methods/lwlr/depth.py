@@ -32,6 +32,7 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 
     Raises:
         ValueError: a bound that is negative, both 0, or a model without trainable parameters.
+        TypeError: the model is no module.
     """
     return _linear(model, low, high)
 
@@ -75,6 +76,7 @@ def layer_decay(
     Raises:
         ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
             matches no parameter.
+        TypeError: the model is no module.
     """
     check_types(model)
     decay = number("decay", decay, "above 0 and at most 1", lambda found: 0 < found <= 1)

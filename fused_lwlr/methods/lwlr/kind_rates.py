@@ -38,6 +38,10 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
     Returns:
         Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; with rates,
         `layers=[rates, no_decay(model)]`.
+
+    Raises:
+        TypeError: the model is no module.
+        ValueError: a parameter of the model is not initialized yet.
     """
     check_types(model)
     owners = (module for module in model.modules() if isinstance(module, EMBEDDINGS) or is_norm(module))
@@ -92,6 +96,7 @@ def blockwise(model: nn.Module) -> dict[str, float]:
 
     Raises:
         ValueError: no query, key, value or feed-forward projection was found by its name.
+        TypeError: the model is no module.
     """
     check_types(model)
     by_type: dict[int, Role] = {}
