@@ -131,7 +131,7 @@ def test_resumed(name, options, mixed_precision, accelerate, tmp_path):
 @pytest.mark.parametrize(("accumulation", "steps"), [(1, (0, 1, 2, 3, 4)), (3, (0, 1))])
 @pytest.mark.parametrize("optimizers", [OURS, TORCH])
 def test_effective_learning_rates_are_recorded(optimizers, accumulation, steps, accelerate):
-    """Of the optimizer that `prepare` returns: a record for each step that it takes."""
+    """Each step of the optimizer that `prepare` returns gets a record."""
     run = Run(accelerate, lambda named: optimizers["sgd"](named, lr=0.05), gradient_accumulation_steps=accumulation)
     recorder = ELRRecorder(run.model).watch(run.optimizer)
     run.epoch()

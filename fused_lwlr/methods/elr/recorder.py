@@ -99,7 +99,7 @@ class ELRRecorder:
                 "this recorder watches an optimizer already, and counts its steps: call stop() first, or make a "
                 "recorder for each optimizer"
             )
-        # a wrapper, such as of Accelerate, has no hooks of its own
+        # the wrapper of Accelerate has no hooks of its own
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
