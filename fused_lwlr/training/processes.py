@@ -70,12 +70,16 @@ def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         place = torch.device(name)
+        if place.type == "cpu" and place.index:
+            raise RuntimeError("all cores together are one device, cpu")
         if place.type == "cuda" and gpu is not None:
+            if place.index is not None:
+                raise RuntimeError("each process of torchrun takes its own GPU, so give cuda")
             place = torch.device("cuda", gpu)
             # set first: an allocation on "cuda" makes a context on GPU 0, which takes memory there
             torch.cuda.set_device(place)
         torch.empty(0, device=place).cpu()  # meta has no values
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:  # ImportError: torch has no module for it
         of_process = "" if gpu is None else f" by process {gpu} of this machine"
         reason = str(error).splitlines()[0].partition(". ")[0]  # torch lists all of its dispatch keys after it
         raise ValueError(f"device={name!r} cannot be used{of_process} here: {reason}") from error

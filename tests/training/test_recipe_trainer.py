@@ -401,8 +401,22 @@ def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, dat
 def test_devices():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ValueError, match="device='toaster' cannot be used here"):
-        pick_device("toaster")
+    assert pick_device("cpu:0") == torch.device("cpu:0")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "reason"),
+    [
+        ("toaster", None, "Expected one of"),
+        ("cpu:3", None, "all cores together are one device, cpu"),
+        ("cpu:1", 1, "all cores together are one device, cpu"),
+        ("cuda:1", 0, "each process of torchrun takes its own GPU, so give cuda"),
+        ("privateuseone", None, ""),
+    ],
+)
+def test_devices_that_cannot_be_used_are_refused(name, gpu, reason):
+    with pytest.raises(ValueError, match=f"device='{name}' cannot be used .*here: {reason}"):
+        pick_device(name, gpu=gpu)
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="the device can be used")
