@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
+from fused_lwlr.training.recipe_rules import OTHER_WORDS
+
 COMMANDS = {
     "calibrate": ("calibrate", "Measure the learning-rate multiplier of every layer of a model."),
     "demo": ("study", "Show the effect of the methods on small Transformers, in minutes."),
@@ -38,24 +40,6 @@ LEFT = re.compile("Connection (closed|reset) by peer")
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The class of click, or of its copy in newer versions of typer."""
-
-OTHER_WORDS = {
-    "--arch": "--model",
-    "--batch": "--batch-size",
-    "--data-dir": "--data",
-    "--data-path": "--data",
-    "--evaluate": "--eval-only",
-    "--gpu": "--device",
-    "--learning-rate": "--lr",
-    "--opt": "--optimizer",
-    "--output-dir": "--out",
-    "--print-freq": "--log-every",
-    "--resume": "--out",
-    "--smoothing": "--label-smoothing",
-    "--test-only": "--eval-only",
-    "--wd": "--weight-decay",
-}
-"""Names of an option in other programs."""
 
 
 class Command(TyperCommand):

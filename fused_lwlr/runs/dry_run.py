@@ -18,7 +18,7 @@ from fused_lwlr.data import Batch, Splits, Stream, Text, bytes_ahead, loader_thr
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import Recipe, without_effect
+from fused_lwlr.training.recipe import DEFAULTS, Recipe, without_effect
 from fused_lwlr.training.recipe_rules import fields_of_choice
 from fused_lwlr.training.setup import load_data, split_by_decay
 from fused_lwlr.training.trainer import Trainer
@@ -72,7 +72,8 @@ def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
     """The recipe for one step of small micro-batches, without GradInit, and with rates that one minibatch gives."""
     fields = recipe.to_dict() | {
         "steps": 1, "warmup_epochs": 0.0, "warmup_bound": None, "batch_size": batch_size, "micro_batch": micro_batch,
-        "workers": 0, "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
+        "workers": 0, "prefetch": DEFAULTS["prefetch"], "compile": False,
+        "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
         "init": "model" if recipe.init == "gradinit" else recipe.init,
     }  # fmt: skip
     for name in without_effect(fields):

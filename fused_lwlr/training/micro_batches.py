@@ -11,7 +11,7 @@ from fused_lwlr.data import Batch, MicroBatchSampler, Mixing, Splits, Text, trai
 from fused_lwlr.data.check import check_loaded
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.processes import World
-from fused_lwlr.training.recipe import Recipe, is_in_memory
+from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_in_memory
 
 
 class MicroBatches:
@@ -28,6 +28,8 @@ class MicroBatches:
         self.recipe, self.world, self.data = recipe, world, data
         self.micro_batch, self.accumulation = split_batch(recipe, world)
         self.workers = workers_of(recipe, world)
+        if not self.workers and recipe.prefetch != DEFAULTS["prefetch"]:
+            raise ValueError(f"--prefetch {recipe.prefetch} is for workers, and there are none: give --workers too")
         sides = (data.image_size, recipe.test_size) if isinstance(data, Splits) else ()
         self.check = partial(check_loaded, data, sides)
         self.mixing = None

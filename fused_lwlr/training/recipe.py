@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from fused_lwlr.training.defaults import implied_defaults, is_pretrained
-from fused_lwlr.training.recipe_rules import ONLY, check, place, readable
+from fused_lwlr.training.recipe_rules import ONLY, OTHER_WORDS, check, flag, place, readable
 
 
 def _split(value: Any) -> Any:
@@ -173,12 +173,14 @@ class Recipe:
     corrupt: Literal["refuse", "skip"] = _data(
         "refuse", "An image that cannot be read: end the run, or skip and count it."
     )
-    workers: NonNegativeInt | None = _data(
+    workers: Annotated[int, Field(ge=0, le=1024)] | None = _data(
         None,
         "Processes that load data, for each process that trains.",
         shown="the cores of the machine by the processes that train on it, at most 8; none for data in memory and text",
     )
-    prefetch: Count = _data(2, "Passes that each worker loads ahead; --dry-run shows the memory that this takes.")
+    prefetch: Annotated[int, Field(ge=1, le=1024)] = _data(
+        2, "Passes that each worker loads ahead; --dry-run shows the memory that this takes."
+    )
 
     loss: Literal["ce", "bce"] = _loss(
         "ce", "Cross entropy, or binary cross entropy of each class for itself, averaged over classes."
@@ -406,7 +408,8 @@ class Recipe:
         """
         for name in values:
             if name not in FIELDS:
-                close = difflib.get_close_matches(name, FIELDS, n=1)
+                here = OTHER_WORDS.get(flag(name), "").lstrip("-").replace("-", "_")
+                close = [here] if here in FIELDS else difflib.get_close_matches(name, FIELDS, n=1)
                 raise ValueError(
                     f"{place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
                 )

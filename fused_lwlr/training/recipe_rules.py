@@ -35,6 +35,24 @@ IMAGES = (
 )  # fmt: skip
 """Fields that have a meaning only with text, or only with images."""
 
+OTHER_WORDS = {
+    "--arch": "--model",
+    "--batch": "--batch-size",
+    "--data-dir": "--data",
+    "--data-path": "--data",
+    "--evaluate": "--eval-only",
+    "--gpu": "--device",
+    "--learning-rate": "--lr",
+    "--opt": "--optimizer",
+    "--output-dir": "--out",
+    "--print-freq": "--log-every",
+    "--resume": "--out",
+    "--smoothing": "--label-smoothing",
+    "--test-only": "--eval-only",
+    "--wd": "--weight-decay",
+}
+"""Names of an option in other programs."""
+
 
 def flag(name: str) -> str:
     """A field in its command-line spelling."""

@@ -296,6 +296,8 @@ WRONG = [
     ({"mixup": -1}, "--mixup -1: must be greater than or equal to 0"),
     ({"seed": -1}, "--seed -1: must be greater than or equal to 0"),
     ({"workers": -1}, "--workers -1: must be greater than or equal to 0"),
+    ({"workers": 1025}, "--workers 1025: must be less than or equal to 1024"),
+    ({"prefetch": 1025}, "--prefetch 1025: must be less than or equal to 1024"),
     ({"prefetch": 0}, "--prefetch 0: must be greater than or equal to 1"),
     ({"scaling": "elr"}, "--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies"),
     ({"goal": 0.1}, "--goal is for --scaling elr, but --scaling is none"),
@@ -416,8 +418,14 @@ def test_refusals_suggest_similar_names():
         resolve("vit-s-adam", {})
     with pytest.raises(ValueError, match="there is no preset 'x': choose from resnet50-sgd, "):
         resolve("x", {})
-    with pytest.raises(ValueError, match="--batchsize: there is no such option; did you mean batch_size"):
-        Recipe.from_dict({"batchsize": 2})
+    for name, meant in {
+        "batchsize": "batch_size",
+        "learning_rate": "lr",
+        "opt": "optimizer",
+        "wd": "weight_decay",
+    }.items():
+        with pytest.raises(ValueError, match=f": there is no such option; did you mean {meant}\\?"):
+            Recipe.from_dict({name: 2})
 
 
 def test_every_field_is_explained():
