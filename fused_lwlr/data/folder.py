@@ -90,7 +90,13 @@ def _validation(path: Path) -> Path | None:
 
 
 def _folders(root: Path) -> list[str]:
-    return [name for name, _, is_folder in _entries(str(root)) if is_folder]
+    entries = _entries(str(root))
+    for name, path, _ in entries:
+        if not os.path.exists(path):
+            raise ValueError(
+                f"{path} is a link to nothing: mend it, or remove it, or the class {name} would be missing"
+            )
+    return [name for name, _, is_folder in entries if is_folder]
 
 
 def _images(root: Path, classes: list[str]) -> list[list[str]]:

@@ -156,6 +156,8 @@ def _read(folder: Path) -> tuple[Labeled, Labeled]:
             )
         parts.append((torch.from_numpy(pixels)[:, None], torch.from_numpy(labels.astype(np.int64))))
     train, val = parts
+    if not train[1].max():
+        raise ValueError(f"data={PREFIX}{folder}: all labels of train are 0: images of two classes at least are needed")
     if val[0].shape[1:] != train[0].shape[1:] or val[1].max() > train[1].max():
         raise ValueError(f"data={PREFIX}{folder}: images for testing have other sizes or classes than for training")
     return train, val

@@ -113,6 +113,10 @@ def _empty_class(folder):
     (folder / "val" / "n03").mkdir()
 
 
+def _lost_class(folder):
+    (folder / "train" / "n03").symlink_to(folder / "nowhere")
+
+
 def _one_class(folder):
     for name in ("n02", "n10"):
         (folder / "train" / name).rename(folder / f"gone-{name}")
@@ -147,6 +151,7 @@ def _itself(folder):
         (lambda f: (f / "val" / "n01").rename(f / "gone"), r"train and .*val have other classes: n01; both need"),
         (_flat_val, r"val has no sub-folders: sort its images into folders of their classes"),
         (_empty_class, r"n03 holds no images .*: add some, or move it away"),
+        (_lost_class, r"n03 is a link to nothing: mend it, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
         (_other_names, "has Train and validation: name these folders train and val"),
         (_loop, r"loop links to .*n01, and is within it: remove the link"),

@@ -101,6 +101,8 @@ def broken(folder, what):
         content["train", "labels"] = content["train", "labels"][:-1]
     elif what == "classes":
         content["test", "labels"] = content["test", "labels"] + 1
+    elif what == "one class":
+        content |= {(part, "labels"): np.zeros_like(content[part, "labels"]) for part in ("train", "test")}
     elif what == "bytes":  # in the wrong order
         content["train", "labels"] = content["train", "labels"].astype(np.int32).byteswap()
         dtypes["train", "labels"] = ">i4"
@@ -130,6 +132,7 @@ def broken(folder, what):
     {
         "labels": "labels of train are uint8 of shape (59,); there must be one integer from 0 for each of 60 images",
         "bytes": "labels of train go up to 33554432, for 60 images: number the classes from 0",
+        "one class": "all labels of train are 0: images of two classes at least are needed",
         "classes": "images for testing have other sizes or classes than for training",
         "floats": "images of train are float32 of shape (60, 16, 16); they must be square, of one channel of unsigned",
         "wide": "images of t10k are uint8 of shape (12, 16, 15); they must be square",
