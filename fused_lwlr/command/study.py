@@ -10,6 +10,14 @@ import typer
 
 from fused_lwlr.papers.studies import STUDIES
 
+
+def _folder(text: str) -> Path:
+    if not str(text):  # the path of an empty text is the current folder
+        raise typer.BadParameter("it is empty: give a folder, or leave it out")
+    return Path(text)
+
+
+_out = partial(typer.Option, help="Folder of the run.", metavar="FOLDER", parser=_folder)
 _count = partial(typer.Option, min=1, metavar="N", show_default="what the study has")
 Seeds = Annotated[
     int | None, _count(help="Seeds 0, 1, ...; with more of them the same command runs only the new ones.")
@@ -27,7 +35,7 @@ Quick = Annotated[
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the run.", metavar="FOLDER")] = Path("runs/demo"),
+    out: Annotated[Path, _out()] = Path("runs/demo"),
     seeds: Seeds = None,
     steps: Steps = None,
     jobs: Jobs = None,
@@ -48,9 +56,7 @@ def demo(
 
 def study(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.", metavar="NAME")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER", show_default="runs/study/NAME")
-    ] = None,
+    out: Annotated[Path | None, _out(show_default="runs/study/NAME")] = None,
     seeds: Seeds = None,
     data: Annotated[
         str | None,

@@ -37,13 +37,13 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
 
 def _parsed(path: Path, text: str) -> Any:
     parse: Any = tomllib.loads
-    errors: tuple[type[Exception], ...] = (ValueError,)
+    errors: tuple[type[Exception], ...] = (ValueError, RecursionError)
     if path.suffix != ".toml":
         try:
             import yaml
         except ImportError as error:
             raise ImportError(f"--config {path} needs PyYAML: pip install pyyaml, or write it as TOML") from error
-        parse, errors = yaml.safe_load, (yaml.YAMLError, ValueError)  # ValueError: a date that does not exist
+        parse, errors = yaml.safe_load, (yaml.YAMLError, *errors)  # ValueError: a date that does not exist
     try:
         content = parse(text)
         if path.suffix != ".toml" and isinstance(content, dict):

@@ -45,6 +45,8 @@ WRONG = [
     ("train --preset=", "there is no preset '': choose from resnet50-sgd, "),
     ("train --data=", "--data is empty: give a value, or leave it out"),
     ("train --out=", "--out is empty: give a value, or leave it out"),
+    ("study methods --quick --out=", ": it is empty: give a folder, or leave it out"),
+    ("demo --quick --out=", ": it is empty: give a folder, or leave it out"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
     ("train --batch-size 5000", "--batch-size 5000 is more than the 1437 examples of the training set: lower it"),

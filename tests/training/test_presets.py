@@ -212,6 +212,8 @@ def test_epochs_of_the_command_line_replace_steps_of_a_file(command, asked, tmp_
         ("--config a.toml", {"a.toml": "preset = 5"}, "--preset 5 in a.toml must be the name of a preset"),
         ("--config a.toml", {"a.toml": "lr ="}, "--config a.toml: Invalid value"),
         ("--config a.yaml", {"a.yaml": "lr: ["}, "--config a.yaml: while parsing"),
+        *((f"--config {name}", {name: f"{lr} {'[' * 5000}"}, f"--config {name}: maximum recursion depth exceeded")
+          for name, lr in {"a.toml": "lr =", "a.yaml": "lr:"}.items()),
         ("--config a.yaml", {"a.yaml": "3"}, "--config a.yaml: must be a table of options"),
         ("--config a.toml", {"a.toml": "batch_size = 0"}, "a.toml: --batch-size 0: must be greater than or equal to 1"),
         ("--config a.toml", {"a.toml": "batchsize = 0"}, "a.toml: batchsize: there is no such option; did you mean"),
