@@ -28,6 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     which.add_argument("--only", action="append", choices=names, help="a section; may be repeated; all by default")
     parser.add_argument("--seconds", type=float, help="for GPU throughput; 440, or 50 with --quick")
     given = parser.parse_args(arguments)
+    if given.seconds is not None and not 0 < given.seconds < float("inf"):
+        parser.error(f"argument --seconds: {given.seconds:g} must be above 0, and finite")
     skipped = {name: "not asked for" for name in names if given.only and name not in given.only}
     if "gpu" not in skipped and not (given.rehearsal or torch.cuda.is_available()):
         skipped["gpu"] = (

@@ -39,10 +39,17 @@ def test_sections_are_run_and_saved(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["codegen"] == lines
 
 
-@pytest.mark.parametrize("arguments", [["--only", "speed"], ["--gpu", "--only", "host"]])
-def test_refused(arguments):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--only", "speed"],
+        ["--gpu", "--only", "host"],
+        *(["--gpu", "--seconds", number] for number in ("0", "-1", "nan", "inf")),
+    ],
+)
+def test_refused(arguments, tmp_path):
     with pytest.raises(SystemExit) as error:
-        cli.main(arguments)
+        cli.main([*arguments, "--out", str(tmp_path)])
     assert error.value.code == 2
 
 
