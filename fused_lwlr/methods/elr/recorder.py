@@ -99,7 +99,7 @@ class ELRRecorder:
                 "this recorder watches an optimizer already, and counts its steps: call stop() first, or make a "
                 "recorder for each optimizer"
             )
-        # the wrapper of Accelerate has no hooks of its own
+        # hooks are methods of the optimizer in Accelerate's wrapper
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
