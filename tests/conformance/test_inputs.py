@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from cases import long
 from harness import (
     DEVICE,
     INPUTS,
@@ -54,7 +55,7 @@ def test_complex_is_pairs_of_reals(name, desc, backend, dtype):
                 same(torch.view_as_real(value) if value.is_complex() else value, reals.state[q][key])
 
 
-@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("contiguous", [long(True), False])
 @every_input_and_backend
 def test_a_closure_steps_as_torch_does(name, desc, backend, contiguous):
     problem = Regression(contiguous=contiguous)

@@ -18,7 +18,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 import torch
 import torch.distributed as dist
-from conftest import HAS_GPU
+from setting import HAS_GPU
 
 FOLDER, RANK, WORLD = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from cases import every_backend, every_case
+from cases import every_backend, every_case, long
 from lazy import imaginary, negated
 from pairs import beside_torch, compare_weights, twin_parameters
 from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, launches, parameters, singly, train
@@ -32,7 +32,7 @@ def check_of(backend):
 
 @pytest.mark.parametrize(
     ("backend", "dtype"),
-    [("torch", torch.float32), ("torch", torch.float64), ("triton", torch.float32)],
+    [("torch", torch.float32), long("torch", torch.float64), ("triton", torch.float32)],
 )
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_every_option(name, options, backend, dtype, device):
