@@ -1,4 +1,4 @@
-"""The device of the kernels: the GPU if one exists, else natively on the CPU, or Triton's interpreter on request."""
+"""The setting of all tests: the device of the kernels, how kernels are compiled, fixtures and hooks."""
 
 import atexit
 import gc
