@@ -29,7 +29,7 @@ class MicroBatches:
         self.micro_batch, self.accumulation = split_batch(recipe, world)
         self.workers = workers_of(recipe, world)
         if not self.workers and recipe.prefetch != DEFAULTS["prefetch"]:
-            raise ValueError(f"--prefetch {recipe.prefetch} has no effect without workers: give --workers, or leave it out")
+            raise ValueError(f"--prefetch {recipe.prefetch} has no effect with 0 workers: give more, or leave it out")
         sides = (data.image_size, recipe.test_size) if isinstance(data, Splits) else ()
         self.check = partial(check_loaded, data, sides)
         self.mixing = None

@@ -35,7 +35,7 @@ WRONG = [
     ("report steps", "steps holds no run (run.json is missing or empty): give the folder (--out) of a training"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --device cpu:3", "--device cpu:3 cannot be used here: all cores together are one device, cpu"),
-    ("train --prefetch 7", "--prefetch 7 has no effect without workers: give --workers, or leave it out"),
+    ("train --prefetch 7", "--prefetch 7 has no effect with 0 workers: give more, or leave it out"),
     ("train --device cpu:x", "--device cpu:x cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("train --init gradinit --lr 0", "--init gradinit needs --lr above 0: it lowers the loss after a step at this"),
