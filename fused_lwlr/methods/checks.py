@@ -46,7 +46,7 @@ def check_types(model: Any, batches: Any = (), *, name: str = "model") -> None:
         raise TypeError(f"{name} must be a torch.nn.Module, not {type(model).__name__}")
     lazy = next((param_name for param_name, param in model.named_parameters() if is_lazy(param)), None)
     if lazy is not None:
-        raise ValueError(f"{name} has the parameter {lazy!r}, which is not initialized yet: call {name} once before")
+        raise ValueError(f"the parameter {lazy!r} of {name} is not initialized yet: call {name} once first")
     if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
         raise TypeError(f"batches={shown(batches)} must be a list of minibatches, a DataLoader or another iterable")
 

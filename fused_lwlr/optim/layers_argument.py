@@ -151,9 +151,7 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) 
     if len(slices) == 1 and slices[0].stop is None:
         return (slices[0]._replace(start=0),)
     if is_lazy(param):
-        raise ValueError(
-            f"layers= has a slice of {name!r}, which is not initialized yet: call the model once before it is sliced"
-        )
+        raise ValueError(f"layers= slices the parameter {name!r} before it is initialized: call the model once first")
     size = param.shape[0] if param.dim() else 0
     end = 0
     parts: list[Any] = []

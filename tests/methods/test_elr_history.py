@@ -257,7 +257,7 @@ def test_wrong_arguments():
     for every in (0, 1.5, "2"):
         with pytest.raises(ValueError, match=f"every={every!r} must be an int, at least 1"):
             ELRRecorder(model, every=every)
-    with pytest.raises(ValueError, match="source has the parameter 'weight', which is not initialized yet"):
+    with pytest.raises(ValueError, match="the parameter 'weight' of source is not initialized yet"):
         ELRRecorder(torch.nn.LazyLinear(2))
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, not Sequential"):
         ELRRecorder(model).watch(model)

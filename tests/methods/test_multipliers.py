@@ -174,7 +174,7 @@ def test_wrong_arguments(call, message):
     ("given", "error", "message"),
     [
         (lambda: ViT(**SIZE).named_parameters(), TypeError, "(model|base) must be a torch.nn.Module, not generator"),
-        (lambda: nn.LazyLinear(2), ValueError, "(model|base) has the parameter 'weight', which is not initialized yet"),
+        (lambda: nn.LazyLinear(2), ValueError, "the parameter 'weight' of (model|base) is not initialized yet"),
     ],
     ids=["parameters", "lazy"],
 )

@@ -197,7 +197,10 @@ WRONG = [
     (lambda: simulate.discrete([1.0, 2.0], [1.0, 2.0, 3.0], [0.1]), "do not broadcast: layers come last"),
     (lambda: simulate.discrete([1.0], 1.0, [math.nan]), r"lrs=\[nan\] must be finite"),
     (lambda: simulate.discrete("a", 1.0, [0.1]), "c='a' must be a number or an array of numbers"),
-    (lambda: simulate.momentum(1.0, 1.0, [[0.1] * 3], [0.9] * 2, 1), r"lr \(3,\) of a step and momentum \(2,\) do not"),
+    (
+        lambda: simulate.momentum(1.0, 1.0, [[0.1] * 3], [0.9] * 2, 1),
+        r"lr has the shape \(3,\), which does not broadcast",
+    ),
     (lambda: simulate.warmup("0.1", 5, 2), "lr='0.1' must be finite and not negative"),
     (lambda: simulate.one_cycle(0.1, 3, pct_start="0.1"), "pct_start='0.1' must be a fraction"),
     (lambda: simulate.one_cycle(0.1, 3, final_div_factor=None), "final_div_factor=None must be above 0"),

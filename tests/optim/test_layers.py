@@ -305,7 +305,7 @@ def test_slices_of_a_lazy_module(name, layers, device):
     named = list(model.named_parameters())
     ALL[name](named, lr=0.1, layers={"weight": 0.5})
     with pytest.raises(
-        ValueError, match="layers= has a slice of 'weight', which is not initialized yet: call the model"
+        ValueError, match="layers= slices the parameter 'weight' before it is initialized: call the model"
     ):
         ALL[name]([{"params": named, "layers": layers}], lr=0.1)
     model(torch.ones(1, 3, device=device))
