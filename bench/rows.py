@@ -10,10 +10,21 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def folder(text: str) -> Path:
+    """Returns the path of a folder, which is made. Raises an error of argparse if it cannot be made."""
+    try:
+        Path(text).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}: give another folder") from error
+    return Path(text)
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "--quick": {"action": "store_true", "help": "fewer sets and rounds"},
     "--rehearsal": {"action": "store_true", "help": "small tensors on any machine: no measurement"},
-    "--out": {"type": Path, "default": RESULTS, "help": "folder for results"},
+    "--out": {"type": folder, "default": RESULTS, "help": "folder for results"},
 }
 
 

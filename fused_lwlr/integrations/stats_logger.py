@@ -18,7 +18,7 @@ class LayerStatsLogger:
 
     Raises:
         ValueError: `every` is not an int, or below 1.
-        TypeError: `writer` has no such method.
+        TypeError: `writer` has no such method, or later the optimizer no `layer_stats()`.
         RuntimeError: later, as `layer_stats()`, by the first step that would be written: the optimizer has no scaling,
             or `BalancedLR`.
     """
@@ -33,6 +33,11 @@ class LayerStatsLogger:
         self._steps = 0
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not hasattr(optimizer, "layer_stats"):
+            raise TypeError(
+                f"LayerStatsLogger is for optimizers of fused_lwlr, and {type(optimizer).__name__} is none: it has no "
+                "layer_stats()"
+            )
         self._steps += 1
         if self._steps % self._every:
             return

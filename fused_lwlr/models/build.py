@@ -16,6 +16,8 @@ from fused_lwlr.models.small import DavidNet, NoShort, ResNet, Short, ViT
 
 HUB = "hf:"
 TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
+LARGEST = 9999
+"""The largest depth or width in a name."""
 MODELS: tuple[tuple[str, Callable[..., nn.Module]], ...] = (
     ("resnet", lambda m, **sizes: ResNet(**sizes)),
     ("vit", lambda m, **sizes: ViT(**sizes)),
@@ -51,6 +53,9 @@ def build(
         ValueError: the model does not exist, or does not accept images of this size or these arguments.
         ImportError: the model needs timm or transformers, which cannot be imported.
     """
+    numbers = [] if name.startswith(("timm:", HUB)) else map(int, re.findall(r"\d+", name))
+    if any(number > LARGEST for number in numbers):
+        raise ValueError(f"model={name} is too large: numbers in a name must be at most {LARGEST:,}")
     if context is not None:
         return _of_text(name, context, classes, pairs, arguments)
     named = TEXT.fullmatch(name)

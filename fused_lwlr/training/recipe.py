@@ -409,7 +409,8 @@ class Recipe:
         for name in values:
             if name not in FIELDS:
                 here = OTHER_WORDS.get(flag(name), "").lstrip("-").replace("-", "_")
-                close = [here] if here in FIELDS else difflib.get_close_matches(name, FIELDS, n=1)
+                # "" for no other word; eval_only, for evaluate, is no field
+                close = [here] if here in FIELDS else [] if here else difflib.get_close_matches(name, FIELDS, n=1)
                 raise ValueError(
                     f"{place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
                 )

@@ -55,7 +55,14 @@ def load_data(recipe: Recipe) -> Splits | Text:
         names = ("context", "vocabulary", "tokenizer", "val_data")
         return _same_on_all_ranks(open_text(recipe.data, **{name: getattr(recipe, name) for name in names}))
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
-    splits = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
+    arguments = {"image_size": recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES}}
+    try:
+        inspect.signature(opener).bind(recipe.data, **arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"--loader {recipe.loader} must take the arguments of fused_lwlr.data.open_data: {error}"
+        ) from error
+    splits = opener(recipe.data, **arguments)
     if recipe.loader is not None:
         check_splits(splits, f"--loader {recipe.loader}")
     return _same_on_all_ranks(splits)

@@ -45,12 +45,14 @@ def test_sections_are_run_and_saved(tmp_path, monkeypatch):
         ["--only", "speed"],
         ["--gpu", "--only", "host"],
         *(["--gpu", "--seconds", number] for number in ("0", "-1", "nan", "inf")),
+        ["--out", "/dev/null/results"],
     ],
 )
-def test_refused(arguments, tmp_path):
+def test_refused(arguments, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
-        cli.main([*arguments, "--out", str(tmp_path)])
+        cli.main(["--out", str(tmp_path), *arguments])
     assert error.value.code == 2
+    assert f"argument {arguments[-2]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,9 @@ WRONG = [
     ("train --image-size 99999999", "--image-size 99999999: must be less than or equal to 1000000"),
     ("train --batch-size 9999999999999", "--batch-size 9999999999999: must be less than or equal to 1000000000000"),
     ("train --model toynet2x999999999999999999",
-     "--model toynet2x999999999999999999 does not fit in memory: give smaller sizes"),
-    ("train --model vit6x160000000000000000000", "--model vit6x160000000000000000000 does not fit in memory: give s"),
+     "--model toynet2x999999999999999999 is too large: numbers in a name must be at most 9,999"),
+    ("train --model vit9999x9999984", "--model vit9999x9999984 is too large: numbers in a name must be at most 9,999"),
+    ("calibrate --model gpt10000 --data python-docs", "--model gpt10000 is too large: numbers in a name must be at"),
     ("calibrate --model gpt2 --data python-docs --model-args width=4000000000000000000000",
      "--model gpt2 --model-args width=4000000000000000000000 does not fit in memory: give smaller sizes"),
     ("train --data glyphs --image-size 40000", "--image-size 40000 is out of the range of glyphs: give 8 to 1024"),
@@ -306,6 +307,13 @@ def test_a_field_of_splits_is_no_option(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     stderr = run("train --loader sided:opened --device cpu", 2).stderr
     assert "--loader sided:opened returned Splits whose 'image_size' is 8.0: give an int, at least 1" in stderr
+
+
+def test_a_loader_takes_what_open_data_takes(run, tmp_path, monkeypatch):
+    (tmp_path / "short.py").write_text("def opened(data, image_size):\n    raise AssertionError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    stderr = run("train --loader short:opened --device cpu", 2).stderr
+    assert "--loader short:opened must take the arguments of fused_lwlr.data.open_data: got an unexpected" in stderr
 
 
 def test_divergence(run):

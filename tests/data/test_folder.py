@@ -127,6 +127,10 @@ def _other_names(folder):
     (folder / "val").rename(folder / "validation")
 
 
+def _other_val(folder):
+    (folder / "val").rename(folder / "Valid")
+
+
 def _loop(folder):
     (folder / "train" / "n01" / "loop").symlink_to(folder / "train" / "n01")
 
@@ -154,6 +158,7 @@ def _itself(folder):
         (_lost_class, r"n03 is a link to nothing: mend it, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
         (_other_names, "has Train and validation: name these folders train and val"),
+        (_other_val, "has train and Valid: name the images for validation val"),
         (_loop, r"loop links to .*n01, and is within it: remove the link"),
         (_loops, r"loop links to .*n01, and is within it: remove the link"),
         (_itself, r"cannot list .*train.*: Too many levels of symbolic links"),

@@ -220,6 +220,8 @@ def test_divergence_is_infinite():
 WRONG = [
     (lambda: balance.one_step_loss(1.0, 1.0, 4, layers=4), "layers=4 must be one of 2, 3"),
     (lambda: balance.two_step_loss(1.0, 1.0, 1), "h=1 must be an int, at least 2"),
+    (lambda: balance.one_step_loss(1.0, "fast", 4), "eta2='fast' must be a number, or an array of numbers"),
+    (lambda: balance.full_gradient_loss(["a"], 1.0, 4, 1), "must be a number, or an array of numbers"),
     (lambda: balance.full_gradient_loss(1.0, 1.0, 4, -1), "steps=-1 must be an int, at least 0"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, gradient="some"), "gradient='some' must be one of 'full', 'signal'"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, init="he"), "init='he' must be one of 'orthogonal', 'gaussian'"),

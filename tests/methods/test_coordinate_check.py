@@ -210,3 +210,8 @@ def test_wrong_arguments(options, message):
     given = {"make_model": mlp, "widths": [2, 4], "make_optimizer": standard, "batches": batches(2), "steps": 1}
     with pytest.raises(ValueError, match=message):
         coordinate_check(**given | options, loss_fn=cross_entropy)
+
+
+def test_an_optimizer_is_needed():
+    with pytest.raises(TypeError, match="make_optimizer must return an optimizer, not NoneType"):
+        coordinate_check(mlp, [2, 4], lambda model: None, batches(2), cross_entropy, steps=1)

@@ -163,6 +163,13 @@ def test_logger_refuses_no_steps(every):
         LayerStatsLogger("runs")
 
 
+def test_logger_refuses_other_optimizers_at_the_first_step():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    optimizer.register_step_post_hook(LayerStatsLogger(Writer(), every=100))
+    with pytest.raises(TypeError, match="for optimizers of fused_lwlr, and SGD is none"):
+        optimizer.step()
+
+
 @every_case
 def test_after_a_step_that_was_refused(name, backend, device):
     """Names of its gradients would label statistics of the step before."""

@@ -426,6 +426,8 @@ def test_refusals_suggest_similar_names():
     }.items():
         with pytest.raises(ValueError, match=f": there is no such option; did you mean {meant}\\?"):
             Recipe.from_dict({name: 2})
+    with pytest.raises(ValueError, match=r"--evaluate: there is no such option$"):
+        Recipe.from_dict({"evaluate": True})
 
 
 def test_every_field_is_explained():

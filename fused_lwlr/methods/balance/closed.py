@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fused_lwlr.methods.checks import Array, check_choice, check_count
+from fused_lwlr.optim.option_table import shown
 
 
 def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
@@ -31,7 +32,7 @@ def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
         layers: the number of layers: 2, or 3 with a fixed last layer.
 
     Raises:
-        ValueError: `layers` is neither 2 nor 3, or the width is below 2.
+        ValueError: `layers` is neither 2 nor 3, the width is below 2, or a rate is no number.
     """
     a, b, c0 = _start(eta1, eta2, h, layers)
     if layers == 2:
@@ -76,7 +77,15 @@ def _start(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int) -> tuple[Array
     """Both rates in the units of the formulas, and 1 / h."""
     check_sizes(h, layers)
     unit = h**1.5 if layers == 2 else h**0.5
-    return np.asarray(eta1, dtype=np.float64) / unit, np.asarray(eta2, dtype=np.float64) / unit, 1 / h
+    return rates_of("eta1", eta1) / unit, rates_of("eta2", eta2) / unit, 1 / h
+
+
+def rates_of(name: str, value: ArrayLike) -> Array:
+    """Returns learning rates as an array; raises ValueError if they are no numbers."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={shown(value)} must be a number, or an array of numbers") from None
 
 
 def check_sizes(h: int, layers: int, steps: int = 0) -> None:

@@ -131,6 +131,7 @@ def coordinate_check(
     Raises:
         ValueError: there are fewer than two widths, no seeds, no parameters, `steps` below 0 or too few minibatches, or
             two models differ in the modules that they call.
+        TypeError: `make_optimizer` returns no optimizer.
     """
     widths, seeds = listed("widths", widths), listed("seeds", seeds)
     if len(set(widths)) < 2 or not all((number_of(width) or 0) > 0 for width in widths):
@@ -151,7 +152,10 @@ def coordinate_check(
                 model = make_model(width)
                 if not any(True for _ in model.parameters()):
                     raise ValueError(f"make_model({width}) must return a model with parameters")
-                measured = _train(model, make_optimizer(model), minibatches, loss_fn)
+                optimizer = make_optimizer(model)
+                if not hasattr(optimizer, "step"):
+                    raise TypeError(f"make_optimizer must return an optimizer, not {type(optimizer).__name__}")
+                measured = _train(model, optimizer, minibatches, loss_fn)
                 names = names or list(measured[0])
                 for step in measured:
                     if other := sorted(set(names) ^ step.keys()):
