@@ -38,7 +38,10 @@ def open_glyphs(image_size: int | None) -> Splits:
 
 
 def fonts() -> list[Path]:
-    """The files of all fonts that have the characters, each name and style once, in the order of their names."""
+    """The files of all fonts that have the characters, each name and style once, in the order of their names.
+
+    A font must draw each character in its own way: Unicode's Last Resort has one picture for all Latin letters.
+    """
     from matplotlib import get_data_path
     from matplotlib.font_manager import findSystemFonts
     from matplotlib.ft2font import FT2Font
@@ -49,7 +52,8 @@ def fonts() -> list[Path]:
             font = FT2Font(str(path))
         except RuntimeError:  # not a font
             continue
-        if set(map(ord, CHARACTERS)) <= font.get_charmap().keys() and not font.family_name.startswith(SYMBOLS):
+        pictures = {font.get_char_index(ord(character)) for character in CHARACTERS}  # 0 for a missing one
+        if 0 not in pictures and len(pictures) == len(CHARACTERS) and not font.family_name.startswith(SYMBOLS):
             # a copy of a font may be in several folders
             by_name.setdefault((font.family_name, font.style_name), path)
     return [by_name[name] for name in sorted(by_name)]
