@@ -16,16 +16,21 @@ SHOWN = {
 }
 
 
-def draw(path: Path, panels: dict[str, pd.DataFrame], kind: str, *, height: float, **options: Any) -> None:
+def draw(
+    path: Path, panels: dict[str, pd.DataFrame], kind: str, *, height: float, form: str = "", **options: Any
+) -> None:
     """Draws a table for each title, side by side, with a legend of their columns below.
 
     Args:
+        form: the format of the numbers above bars, or "" for no numbers.
         options: of `pandas.DataFrame.plot`.
     """
     figure = plt.figure(figsize=(7.2, height), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
         table.plot(ax=axis, kind=kind, title=title, legend=False, width=0.8, rot=0, **options)
+        for bars in axis.containers if form else ():
+            axis.bar_label(bars, fmt=form, fontsize="xx-small", padding=1)
     lines, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=3, fontsize="small", columnspacing=1.0)
     figure.savefig(path, dpi=150)
@@ -36,13 +41,14 @@ def throughput(gpu: dict[str, Any], path: Path) -> None:
     """GPU time of a step of each network and dtype for which all of `SHOWN` were timed with both rules."""
     rows = pd.DataFrame([row for row in gpu["rows"] if "skipped" not in row and row["set"] != "2,000 tiny"])
     rows["step"] = [SHOWN.get(step) for step in zip(rows["method"], rows["who"], strict=True)]
-    rows["case"], rows["µs"] = rows["set"] + "\n" + rows["dtype"], rows["cold"] * 1e6
+    rows["case"], rows["ms"] = rows["set"] + "\n" + rows["dtype"], rows["cold"] * 1e3
     rules = {"SGD with momentum": "sgd", "AdamW": "adamw"}
     steps = pd.MultiIndex.from_product([rules.values(), SHOWN.values()])
-    times = rows.pivot_table("µs", "case", ["rule", "step"], sort=False).reindex(columns=steps).dropna()
+    times = rows.pivot_table("ms", "case", ["rule", "step"], sort=False).reindex(columns=steps).dropna()
     panels = {title: times[rule] for title, rule in rules.items()}
     if len(times):
-        draw(path, panels, "bar", height=3.8, logy=True, fontsize="small", xlabel="", ylabel="GPU time of a step, µs")
+        labels = {"xlabel": "", "ylabel": "GPU time of a step, ms", "fontsize": "small"}
+        draw(path, panels, "bar", height=3.8, form="{:.2f}", **labels)
 
 
 def share(rows: list[dict[str, Any]], path: Path) -> None:
