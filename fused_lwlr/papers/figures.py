@@ -1,12 +1,15 @@
 """Curves of studies: the mean over seeds, with a band from the lowest to the highest."""
 
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 from math import ceil
 from typing import Any
 
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 matplotlib.use("agg")  # figures are written to files, also on a machine with a screen
 
@@ -49,11 +52,30 @@ def bands(
     grid.figure.set_size_inches(WIDTH, (5.6 if columns < 3 else 4.6) / columns * rows + 0.6)
     grid.figure.set_layout_engine("constrained")
     if grid.legend is not None:
-        seaborn.move_legend(grid, "outside lower center", ncols=4, frameon=False, fontsize="small")
+        _put_legend_below(grid, options.get("style"))
+    if "x" not in log and results[x].dtype.kind == "i":
+        for axes in grid.axes.flat:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid.set(**{f"{axis}scale": "log" for axis in log}).set_axis_labels(*labels).set_titles("{col_name}")
     figure: Figure = grid.figure
     pyplot.close(figure)  # pyplot would keep every figure in memory
     return figure
+
+
+def _put_legend_below(grid: Any, style: str | None) -> None:
+    """Replace the legend by one below the panels: a row for the colors, and a row for the column `style`, if given."""
+    labels = [text.get_text() for text in grid.legend.get_texts()]
+    entries = list(zip(grid.legend.legend_handles, labels, strict=True))
+    title, columns, length = grid.legend.get_title().get_text(), 4, 2.0
+    if style in labels:
+        first = labels.index(style)
+        rows = entries[:first], entries[first:]
+        columns, length = max(map(len, rows)), 3.5  # room for dashes
+        # a legend fills one column after the other
+        entries = list(chain(*zip_longest(*rows, fillvalue=(Line2D([], [], linestyle=""), ""))))
+    grid.legend.remove()
+    form: dict[str, Any] = {"ncols": columns, "title": title, "handlelength": length}
+    grid.figure.legend(*zip(*entries, strict=True), loc="outside lower center", frameon=False, fontsize="small", **form)
 
 
 def mark_diverged(figure: Figure, loss: float, *, room: float = 0.05) -> Figure:

@@ -1,12 +1,13 @@
 """The figures of studies: their size on a page, and trainings that diverged."""
 
 import math
+from itertools import product
 
 import pandas
 import pytest
 
 from fused_lwlr.papers import language, methods
-from fused_lwlr.papers.figures import WIDTH, panels
+from fused_lwlr.papers.figures import WIDTH, bands, panels
 
 
 @pytest.mark.parametrize(("count", "rows", "width"), [(1, 1, 0.6 * WIDTH), (2, 1, WIDTH), (3, 2, WIDTH), (4, 2, WIDTH)])
@@ -43,3 +44,20 @@ def test_a_line_marks_the_losses_of_trainings_that_diverged():
     assert [text.get_text() for text in axes.texts] == ["diverged"]
     assert list(axes.lines[0].get_ydata()) == [2.0, language.DIVERGED]
     assert set(axes.lines[-1].get_ydata()) == {language.DIVERGED}
+
+
+def test_a_legend_has_a_row_for_colors_and_a_row_for_styles():
+    """And whole numbers on an axis of steps."""
+    rows = [
+        {"epoch": epoch, "loss": 1.0, "setup": setup, "warm-up": warmup}
+        for epoch, setup, warmup in product((1, 2), ("a", "b", "c"), ("no", "yes"))
+    ]
+    figure = bands(
+        pandas.DataFrame(rows), x="epoch", y="loss", log="", labels=("epoch", "loss"), hue="setup", style="warm-up"
+    )
+    (legend,) = figure.legends
+    # a legend fills one column after the other
+    assert [text.get_text() for text in legend.get_texts()] == ["setup", "warm-up", "a", "no", "b", "yes", "c", ""]
+    dashes = [line.get_linestyle() for line in legend.get_lines()]
+    assert dashes[3] != dashes[5]
+    assert all(tick == round(tick) for tick in figure.axes[0].get_xticks())
