@@ -18,6 +18,8 @@ from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Table, across, cell, summary
 
 WIDTH = 100
+DIVERGED = 2.0
+"""Trainings diverge whose losses at equal rates are above it: losses start near 1."""
 PART = 0.3
 """p: η₁ is (1 ± p) times the equal rate, and the other layers share the rest of the sum."""
 STEPS = (1, 2, 4, 8, 16, 64)
@@ -66,14 +68,15 @@ def divisions(results: Any) -> Any:
         for of in results.itertuples() for steps, equal, *others in zip(STEPS, *of.losses, strict=True)
         for name, loss in zip(names, others, strict=True)
     ]).astype({"equal": float, "loss": float})  # fmt: skip
-    return rows.assign(over=100 * (rows.loss / rows.equal - 1), after=rows.steps.map(after))
+    over = (100 * (rows.loss / rows.equal - 1)).mask((rows[["equal", "loss"]] < FITTED).all(axis=1), 0.0)
+    return rows.assign(over=over, after=rows.steps.map(after))
 
 
 def problem(of: Any) -> str:
     """Why losses of a network cannot be compared, or nothing."""
     if (of[["equal", "loss"]] < FITTED).all(axis=None):
         return "fitted"
-    return "" if np.isfinite(of.over).all() else "diverges"
+    return "diverges" if (of.equal > DIVERGED).any() or not np.isfinite(of.over).all() else ""
 
 
 def best(of: Any) -> str:
@@ -90,7 +93,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         f"higher by {100 * PART:g} % and with η₁ lower by {100 * PART:g} %, where the other trained layers share the "
         "rest of the sum of rates equally; no: it is lower with one of them; both by a paired t test over seeds, p < "
         f"{comparison.LEVEL:g}",
-        f"diverges: a training does; fitted: the loss is below {FITTED:g}, which is rounding",
+        f"diverges: in a seed the loss at equal rates is above {DIVERGED:g}, twice the loss at the start, or a loss is "
+        f"infinite; fitted: all losses are below {FITTED:g}, which is rounding",
         "paper: its trainings at h = 1000, in words; weights are orthogonal unless a row says Gaussian; noise: "
         "variance 0.001 with two layers, 0.01 with three",
     ]
@@ -103,8 +107,9 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 
 def draw(results: Any) -> Figure:
-    """The increase of the loss over steps, the lower one of both divisions."""
-    means = divisions(results).groupby(["variant", "steps", "division"], sort=False).over.mean()
+    """The increase of the loss over steps, the lower one of both divisions, where losses can be compared."""
+    rows = divisions(results).groupby(["variant", "steps"], sort=False).filter(lambda of: not problem(of))
+    means = rows.groupby(["variant", "steps", "division"], sort=False).over.mean()
     least = means.groupby(["variant", "steps"], sort=False).min().reset_index(name="over")
     names = ("steps", "loss in comparison with equal rates, %,\nlower of two divisions")
     figure = bands(least.rename(columns={"variant": "network"}), x="steps", y="over", labels=names, hue="network")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fused_lwlr.papers import images
-from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, WARMUP
+from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER, OTHERS, WARMUP
 from fused_lwlr.papers.elr_spread import train_recorded
 from fused_lwlr.papers.framework import Settings
 from fused_lwlr.papers.grid import Grid
@@ -48,13 +48,13 @@ def measure(setup: str, lr: float, **common: Any) -> dict[str, Any]:
 
 
 def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
-    """Accuracy and spread at the best rate of each setup, differences from momentum and decay, and all rates."""
+    """Accuracy and spread at the best rate of each setup, their differences, and all rates."""
     notes = [
         f"{results.model.iloc[0]}, {settings.over}; batches of {images.BATCH} images; He's initialization",
         f"warm-up: {WARMUP:.0%} of the training, then a cosine; none: a cosine alone",
         f"constrained: every scale-invariant layer at ‖g‖ = {GOAL:g} ‖w‖, all weights divided by the largest norm; its "
         "rates are lr · goal",
-        "difference: test accuracy in points minus momentum and decay",
+        "difference: test accuracy in points; neither minus momentum and decay, constrained minus the better of both",
         "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10: constrained 73.9 %, and 34.0 % at most without the "
         "constraint, both without warm-up",
     ]
@@ -72,7 +72,7 @@ def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
 
 study = partial(
     images.study, train=measure, by={"warm-up": "warmup", "SGD with": "setup"}, nets=nets, tables=tables,
-    rivals=dict.fromkeys(("neither", "constrained"), "momentum, decay"),
+    rivals={"neither": "momentum, decay", "constrained": OTHERS},
     form="{setup}-lr{lr:g}-warmup{warmup:g}-seed{seed}",
     lines={"of_rate": "learning rate (× goal)", "hue": "setup", "palette": COLORS, "panel": ("warm",)},
     columns={"warm": lambda of: of.warmup.map({0.0: "no warm-up", WARMUP: "warm-up"})},

@@ -48,7 +48,7 @@ def jobs(settings: Settings, *given: Any, side: int | None = SIDE, seeds: int | 
 
 
 def study(
-    name: str, doc: str | None, train: Callable[..., dict[str, Any]], by: Mapping[str, str], rivals: Mapping[str, str],
+    name: str, doc: str | None, train: Callable[..., dict[str, Any]], by: Mapping[str, str], rivals: Mapping[str, Any],
     nets: Callable[[Settings], Iterable[tuple[dict[str, Any], Arms]]],
     tables: Callable[[Grid, Settings, Any], Sequence[Table]], draw: Callable[..., Figure] = Grid.draw, *,
     form: str = "{arm}-lr{lr:g}-seed{seed}", side: int | None = SIDE, lines: Mapping[str, Any] | None = None,

@@ -69,6 +69,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
         f"{results.model.iloc[0]}, SGD with momentum, {settings.over}; {images.SCHEDULE}",
         f"LWLR: {images.MULTIPLIERS}; all start from LWLR's initialization",
         "best: by the loss on held-out images, mean over seeds",
+        "training loss: of the last epoch, and of all steps if there is only one",
         OVER_CONTROL,
         comparison.NOTE,
         f"good: the mean test accuracy is at most {WITHIN:g} point below the accuracy at the best setting of the same "

@@ -17,13 +17,15 @@ from fused_lwlr.training.setup import load_data, new_model, new_optimizer
 
 WIDTHS = (4, 8, 16)
 """Channels of the first convolution. At the first of them μP equals one rate."""
-CONTROL = "one rate"
+CONTROL, START = "one rate", "LWLR's start, one rate"
 FIRST = (0.1, 0.3, 1.0)
 ARMS: images.Arms = {
     CONTROL: ({"init": "model"}, FIRST),
     "μP": ({"init": "model"}, FIRST),
+    START: ({"init": "lwlr"}, FIRST),
     "LWLR": ({"init": "lwlr", "rates": "layerwise"}, FIRST),
 }
+RIVALS = {"μP": CONTROL, START: CONTROL, "LWLR": START}
 
 
 def measure(width: int, arm: str, **common: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
         "width: channels of the first convolution",
         f"one rate and μP: PyTorch's initialization, μP with a base of width {WIDTHS[0]} and with output weights of "
         f"variance 1 / fan_in²; LWLR: its own initialization, {images.MULTIPLIERS}",
-        f'difference: test accuracy in points minus "{CONTROL}"',
+        f'difference: test accuracy in points minus "{CONTROL}", LWLR minus "{START}"',
         "paper: Figure 13, CIFAR-10, in words: LWLR tolerates larger learning rates, but is slightly less accurate",
     ]
     first, every = grid.tables(results, "DavidNet, each arm and width at its best learning rate", notes)
@@ -62,7 +64,7 @@ def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
     columns = across("width", widths, {"width {}": grid.rate_of})
     over = summary("the best learning rate over the width", grid.best(results), {"rates": "arm"}, columns)
     once = results.drop_duplicates(["width", "arm", "seed"])  # multipliers do not depend on the rate
-    layers = once[once.arm != CONTROL].explode(["layers", "eta"])
+    layers = once[~once.arm.isin((CONTROL, START))].explode(["layers", "eta"])
     columns = across("width", widths, {"η at width {}": ("eta", "{:.3f}")})
     paper = (
         "paper: Figure 14, in words: multipliers of LWLR do not depend on the width, except in the last few layers; μP "
@@ -73,7 +75,7 @@ def tables(grid: Grid, settings: Settings, results: Any) -> list[Table]:
 
 
 STUDY = images.study(
-    "lwlr-width", __doc__, measure, {"width": "width", "rates": "arm"}, {"μP": CONTROL, "LWLR": CONTROL},
+    "lwlr-width", __doc__, measure, {"width": "width", "rates": "arm"}, RIVALS,
     lambda settings: [({"width": width}, ARMS) for width in settings.few(WIDTHS, 2)], tables,
     form="width{width}-{arm}-lr{lr:g}-seed{seed}", side=16, lines={"hue": "channels", "panel": ("arm",)},
     columns={"channels": lambda of: of.width.astype(str)}, steps=200, options="data steps seeds set",
