@@ -66,14 +66,14 @@ def check(table, jobs, columns, rivals, *, best="best lr", label=lambda of: f"{o
 
     Args:
         columns: the columns that name an arm, each with its parameter of a job. The last one is the name of the arm.
-        rivals: by the name of the arm.
+        rivals: by the name of the arm; of a tuple, the one with the lowest held-out loss.
         best: the column of the chosen setting.
         label: the name of a job's setting in the table.
 
     Returns:
         The values of jobs, by arm and setting.
     """
-    found, chosen = {}, {}
+    found, chosen, losses = {}, {}, {}
     for job in jobs:
         arm = tuple(label_of(job["parameters"][name]) for name in columns.values())
         found.setdefault(arm, {}).setdefault(label(job["parameters"]), []).append(job["values"])
@@ -82,9 +82,12 @@ def check(table, jobs, columns, rivals, *, best="best lr", label=lambda of: f"{o
         setting = min(of, key=lambda name, of=of: np.mean([values["val_loss"] for values in of[name]]))
         assert row[best] == setting
         chosen[arm] = [values["test_accuracy"] for values in of[setting]]
+        losses[arm] = np.mean([values["val_loss"] for values in of[setting]])
         assert row["test accuracy %"] == spread(chosen[arm], 2)
     for row, arm in zip(table, found, strict=True):
         rival = rivals.get(arm[-1])
+        if isinstance(rival, tuple):
+            rival = min(rival, key=lambda name, same=arm[:-1]: losses[(*same, name)])
         wanted = change(chosen[arm], chosen[(*arm[:-1], rival)], 2) if rival else ""
         assert row.get("difference", "").strip() == wanted
     return found

@@ -78,6 +78,8 @@ def test_width_of_variants(tmp_path):
         ([[1.0], [1.1], [1.2]], "yes", ["+10.00 ± 0.00", "+20.00 ± 0.00"]),
         ([[1.0], [1.1], [0.9]], "no", ["+10.00 ± 0.00", "-10.00 ± 0.00"]),
         ([[1.0], [1.1], [float("inf")]], "diverges", ["+10.00 ± 0.00", "diverges"]),
+        ([[2.5], [2.6], [2.7]], "diverges", ["diverges"] * 2),
+        ([[1.0], [2.6], [2.7]], "yes", ["+160.00 ± 0.00", "+170.00 ± 0.00"]),
         ([[1e-30], [2e-30], [3e-30]], "fitted", ["fitted"] * 2),
     ],
 )
@@ -86,6 +88,16 @@ def test_verdicts(losses, said, divisions):
     table, grid = find("balance-variants").tables(find("balance-variants").settings(seeds=2), of)
     assert table.rows[0][2] == said
     assert [row[2] for row in grid.rows] == divisions
+
+
+def test_rounding_errors_are_no_differences():
+    """Of the first network, which has fitted its teacher, beside the second one."""
+    fitted, other = [[1e-30], [2e-30], [3e-30]], [[0.1], [0.11], [0.12]]
+    of = pandas.DataFrame(
+        [{"variant": "two layers", "h": 5, "losses": [each * len(STEPS) for each in of]} for of in (fitted, other)]
+    )
+    _, grid = find("balance-variants").tables(find("balance-variants").settings(seeds=2), of)
+    assert [row[2] for row in grid.rows] == ["+5.00 ± 7.07", "+10.00 ± 14.14"]
 
 
 def test_equal_rates_are_a_local_minimum_after_two_steps_and_not_after_one():

@@ -45,7 +45,7 @@ def test_what_each_arm_trains(name, common, monkeypatch):
 
 def test_a_smoke_test(tmp_path):
     (table, spreads, grid), jobs = quick_on_files("elr-fashion", tmp_path)
-    rivals = dict.fromkeys(["neither", "constrained"], "momentum, decay")
+    rivals = {"neither": "momentum, decay", "constrained": ("momentum, decay", "neither")}
     values = check(table, jobs, {"warm-up": "warmup", "SGD with": "setup"}, rivals)
     assert list(values) == [(warmup, setup) for warmup in ("0", "0.1") for setup in SETUPS]
     assert len(jobs) == 2 * len(grid) == 2 * len(table) == 2 * len(spreads)

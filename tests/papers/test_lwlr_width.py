@@ -19,7 +19,8 @@ def test_what_each_arm_trains(monkeypatch):
     found = {(arm, r.model, r.init, r.rates, r.rates_exclude) for (_, arm, *_), r in recipes.items()}
     assert found == {
         (arm, f"davidnet{width}", *of) for width in WIDTHS for arm, of in {
-            "one rate": ("model", "single", None), "μP": ("model", "single", None), "LWLR": ("lwlr", "layerwise", ()),
+            "one rate": ("model", "single", None), "μP": ("model", "single", None),
+            "LWLR's start, one rate": ("lwlr", "single", None), "LWLR": ("lwlr", "layerwise", ()),
         }.items()
     }  # fmt: skip
     assert {(r.optimizer, r.weight_decay, r.steps) for r in recipes.values()} == {("sgd", 1e-4, 200)}
