@@ -55,7 +55,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             lr / max_lr, where the option max_lr of a param group is by default the lr that it is made with. If several
             keys match a layer, their options are merged in the order of the mapping, and the last of each counts. A
             list of mappings acts like one mapping. Parameters need names (`model.named_parameters()`). The options are
-            part of `state_dict()`. A param group may override it.
+            part of `state_dict()`. They may be given in param groups instead.
         scaling: computes one factor for each layer from norms of this step, such as `ELR`, `LARS` or `LAMB`. The step
             is still one launch.
         clip_global_norm: the largest norm of all gradients together. The step equals a step after

@@ -22,7 +22,7 @@ MODEL = "noshort"
 WARMUP = 0.1
 """Fraction of the training; a cosine follows."""
 
-# the first ones in each setup were chosen on held-out training images, see docs/studies/elr-constrained.md
+# the first ones in each setup were chosen on held-out training images
 BOTH, NEITHER = {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.0, "weight_decay": 0.0}
 SETUPS: dict[str, list[dict[str, Any]]] = {
     "momentum, decay": [{**BOTH, "lr": lr, "goal": None} for lr in (0.01, 0.003, 0.03, 0.1)],
