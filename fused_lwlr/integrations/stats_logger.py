@@ -35,8 +35,7 @@ class LayerStatsLogger:
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not hasattr(optimizer, "layer_stats"):
             raise TypeError(
-                f"LayerStatsLogger is for optimizers of fused_lwlr, and {type(optimizer).__name__} is none: it has no "
-                "layer_stats()"
+                f"LayerStatsLogger needs an optimizer of fused_lwlr, with layer_stats(), not {type(optimizer).__name__}"
             )
         self._steps += 1
         if self._steps % self._every:

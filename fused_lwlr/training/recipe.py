@@ -146,7 +146,9 @@ class Recipe:
         metavar="MODULE:FUNCTION",
     )
     image_size: Side | None = _data(
-        None, "Side of images in pixels.", shown="224 for timm, 8 for digits, 16 for glyphs, of IDX files their own, else 64"
+        None,
+        "Side of images in pixels.",
+        shown="224 for timm, 8 for digits, 16 for glyphs, of IDX files their own, else 64",
     )
     test_size: Side | None = _data(None, "Side of validation images in pixels.", shown="--image-size")
     augmentation: Augmentation = _data(

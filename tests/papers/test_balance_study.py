@@ -91,7 +91,7 @@ def test_verdicts(losses, said, divisions):
 
 
 def test_rounding_errors_are_no_differences():
-    """Of the first network, which has fitted its teacher, beside the second one."""
+    """Only the first network has fitted its teacher."""
     fitted, other = [[1e-30], [2e-30], [3e-30]], [[0.1], [0.11], [0.12]]
     of = pandas.DataFrame(
         [{"variant": "two layers", "h": 5, "losses": [each * len(STEPS) for each in of]} for of in (fitted, other)]
