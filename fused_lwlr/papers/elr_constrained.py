@@ -27,7 +27,7 @@ BOTH, NEITHER = {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.0, "weig
 SETUPS: dict[str, list[dict[str, Any]]] = {
     "momentum, decay": [{**BOTH, "lr": lr, "goal": None} for lr in (0.01, 0.003, 0.03, 0.1)],
     "neither": [{**NEITHER, "lr": lr, "goal": None} for lr in (0.1, 0.03, 0.3, 1.0)],
-    "constrained": [{**NEITHER, "lr": 0.3, "goal": goal} for goal in (0.05, 0.03, 0.1, 0.2)],
+    "constrained": [{**NEITHER, "lr": 0.3, "goal": goal} for goal in (0.05, 0.03, 0.1, 0.2, 0.4)],
 }
 OTHERS = ("momentum, decay", "neither")
 GRID = Grid({"net": "model", "warm-up": "warm", "SGD with": "setup"}, rate="rate", rivals={"constrained": OTHERS})
