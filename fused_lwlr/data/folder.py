@@ -62,9 +62,9 @@ def scan(path: Path) -> Listing[str]:
         )
     val = _validation(path) if root != path else None
     if val is None:
-        parts = [name for name in _folders(path) if name.lower() in PARTS and name != "train"] if root != path else []
-        if parts:
-            raise ValueError(f"data={path} has train and {' and '.join(parts)}: name the images for validation val")
+        others = _folders(path) if root != path else []
+        if parts := [name for name in others if name.lower() in PARTS and name != "train"]:
+            raise ValueError(f"data={path} has train and {' and '.join(parts)}: name the folder for validation val")
         return every_fifth(tuple(classes), _images(root, classes), str(root), "train/ and val/")
     theirs = set(_folders(val))
     if not theirs:

@@ -158,7 +158,7 @@ def _itself(folder):
         (_lost_class, r"n03 is a link to nothing: mend it, or remove it"),
         (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
         (_other_names, "has Train and validation: name these folders train and val"),
-        (_other_val, "has train and Valid: name the images for validation val"),
+        (_other_val, "has train and Valid: name the folder for validation val"),
         (_loop, r"loop links to .*n01, and is within it: remove the link"),
         (_loops, r"loop links to .*n01, and is within it: remove the link"),
         (_itself, r"cannot list .*train.*: Too many levels of symbolic links"),
