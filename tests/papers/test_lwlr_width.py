@@ -57,7 +57,8 @@ def test_a_smoke_test(tmp_path):
     cells = [(width, arm) for width in WIDTHS[:2] for arm in ARMS]
     assert [(int(row["width"]), row["rates"]) for row in table] == cells
     assert len(jobs) == 2 * len(grid) == 2 * 2 * len(cells)
-    values = check(table, jobs, {"width": "width", "rates": "arm"}, STUDY.grid.rivals)
+    rivals = {"μP": "one rate", "LWLR's start, one rate": "one rate", "LWLR": "LWLR's start, one rate"}
+    values = check(table, jobs, {"width": "width", "rates": "arm"}, rivals)
     assert {(row["rates"], width): row[f"width {width}"] for row in over for width in WIDTHS[:2]} == {
         (row["rates"], int(row["width"])): row["best lr"] for row in table
     }
