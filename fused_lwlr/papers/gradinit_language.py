@@ -16,7 +16,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "GradInit": {"start": "gradinit"},
     "warm-up, 1.15 × the steps": {"warmup": WARMUP, "longer": 1.15},
 }
-"""A training with GradInit takes 1.15 times as long as one without, and so does the last one."""
+"""The last one takes as long as a training with GradInit: 1.15 times as long as one without."""
 COLORS = dict(zip(STARTS, ("0.45", "#edae49", "#d1495b", "#00798c"), strict=True))
 ADAMW_LRS = (0.003, 0.0045, 0.0065, 0.009, 0.0125)
 SGD_LRS = (0.15, 0.3, 0.6, 1.2)

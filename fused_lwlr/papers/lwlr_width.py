@@ -11,13 +11,14 @@ from fused_lwlr.models.build import build
 from fused_lwlr.papers import images
 from fused_lwlr.papers.framework import Settings
 from fused_lwlr.papers.grid import Grid
+from fused_lwlr.papers.lwlr_fashion import CONTROL as START
 from fused_lwlr.papers.tables import Table, across, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.setup import load_data, new_model, new_optimizer
 
 WIDTHS = (4, 8, 16)
 """Channels of the first convolution. At the first of them μP equals one rate."""
-CONTROL, START = "one rate", "LWLR's start, one rate"
+CONTROL = "one rate"
 FIRST = (0.1, 0.3, 1.0)
 ARMS: images.Arms = {
     CONTROL: ({"init": "model"}, FIRST),

@@ -411,11 +411,10 @@ class Recipe:
         for name in values:
             if name not in FIELDS:
                 here = OTHER_WORDS.get(flag(name), "").lstrip("-").replace("-", "_")
-                # "" for no other word; eval_only, for evaluate, is no field
-                close = [here] if here in FIELDS else [] if here else difflib.get_close_matches(name, FIELDS, n=1)
-                raise ValueError(
-                    f"{place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
-                )
+                close = [here] if here else difflib.get_close_matches(name, FIELDS, n=1)
+                # eval_only, for evaluate, is no field
+                hint = f"; did you mean {close[0]}?" if close and close[0] in FIELDS else ""
+                raise ValueError(f"{place(name, where)}: there is no such option{hint}")
         for name, value in values.items():
             if isinstance(value, bool) and not isinstance(DEFAULTS[name], bool) and name != "deterministic":
                 raise ValueError(f"{place(name, where)} {str(value).lower()}: must not be true or false")

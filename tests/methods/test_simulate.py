@@ -199,7 +199,7 @@ WRONG = [
     (lambda: simulate.discrete("a", 1.0, [0.1]), "c='a' must be a number or an array of numbers"),
     (
         lambda: simulate.momentum(1.0, 1.0, [[0.1] * 3], [0.9] * 2, 1),
-        r"lr has the shape \(3,\), which does not broadcast",
+        r"the shapes of lr, \(3,\), and momentum, \(2,\), do not broadcast",
     ),
     (lambda: simulate.warmup("0.1", 5, 2), "lr='0.1' must be finite and not negative"),
     (lambda: simulate.one_cycle(0.1, 3, pct_start="0.1"), "pct_start='0.1' must be a fraction"),

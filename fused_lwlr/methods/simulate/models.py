@@ -171,9 +171,7 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
     try:
         shape = np.broadcast_shapes(rates.shape[1:], mu.shape)
     except ValueError:
-        raise ValueError(
-            f"lr has the shape {rates.shape[1:]}, which does not broadcast with momentum of {mu.shape}"
-        ) from None
+        raise ValueError(f"the shapes of lr, {rates.shape[1:]}, and momentum, {mu.shape}, do not broadcast") from None
     c, start = _initial(c, sq_norm, shape)
     squares, buffers = np.empty((2, steps + 1, *start.shape))
     squares[0], buffers[0] = start, c**2 / start
