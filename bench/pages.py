@@ -138,6 +138,18 @@ def gradient_memory() -> Iterator[str]:
     )
 
 
+def loader() -> Iterator[str]:
+    """The least and the most images that a core loads in a second, of all repetitions."""
+    content = json.loads((RESULTS / "loader.json").read_text(encoding="utf-8"))
+    speeds: dict[str, list[float]] = {}
+    for row in content["rows"]:
+        speeds.setdefault(row["augmentation"], []).append(row["worker"])
+    yield from table(
+        (f"Pictures of 520 x 350 pixels to 224 x 224, on one core ({content['about']['device']})", "images a second"),
+        ((f"`--augmentation {name}`", f"{min(found):.0f}–{max(found):.0f}") for name, found in speeds.items()),
+    )
+
+
 def training(machine: str) -> Iterator[str]:
     """The optimizer's share of training steps on a machine."""
     rows = json.loads((RESULTS / f"training-{machine}.json").read_text(encoding="utf-8"))["rows"]
@@ -191,5 +203,6 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "gpu": partial(compared, GPU, {"cold": "GPU", "wall": "whole step"}), "cpu": partial(compared, CPU, {"CPU": "CPU"}),
     "host": lambda: table(host.HEAD, map(host.cells, measured()["host"])),
     "gradient-memory": gradient_memory, "training": partial(training, "cpu"), "training-gpu": partial(training, GPU),
+    "loader": loader,
 }  # fmt: skip
 """Markers -> lines of their tables."""
