@@ -62,7 +62,7 @@ class StepStatistics(Columns):
 
     Attributes:
         names: the names of the layers, in the order of the optimizer's parameters. A parameter without a name has
-            its param group and position as its name, such as `0.3`.
+            its param group and position as its name, such as `0:3`.
         constrained: for each layer, whether the scaling acts on it.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
             a scaling that controls norms after the step (`Hyperball`, `ELR(retract="sphere")`, `RadialBrake`)

@@ -70,8 +70,8 @@ CPU = Sizes(
 )  # fmt: skip
 """Accumulators of 128 elements fit into the first cache, and two windows into the last. Each thread has a window.
 Measured with `python -m bench.cpu` on an AMD EPYC. AdamW with LAMB on ResNet-50, in tiles of 65,536: one thread
-takes 20.0 ms with this window and 23.6 without one, two threads 22.9 with it and 13.9 without. Larger tiles are faster
-by up to a tenth, and less exact: a lane adds up one element of each block in single precision."""
+takes 20.0 ms with this window and 23.6 without one, two threads 22.9 with it and 13.9 without. A lane adds up one
+element of each block in single precision, so larger tiles are less exact. They are up to a tenth faster."""
 MIN_NUMEL_OF_THREADS = 1 << 16
 """A table with fewer elements runs on one thread of a CPU."""
 

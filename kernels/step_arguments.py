@@ -58,7 +58,7 @@ def rho_of(
     radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor, outward: Tensor,
     inward: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Returns ρ of a `Retraction`, also 1 where the weight does not move.
+    """Returns ρ of a `Retraction`; 1 where the weight does not move.
 
     `radius` is R, the next three are Σw², ⟨w, d⟩ and Σd² before the step, and `rate` is lr · s. All have one dtype.
     """
@@ -125,6 +125,7 @@ class FactorFormula(NamedTuple):
         Returns:
             ρ of each row [...]; None without a retraction.
         """
+        # formulas take tensors of the shape and dtype of a column of `sums`
         ones = torch.ones_like(sums[..., FACTOR])
         lr, weight_decay = lr * ones, weight_decay * ones
         is_scaled = (scaled * ones) != 0
@@ -167,7 +168,7 @@ class Factors(NamedTuple):
     rho: Tensor | None = None
 
 
-def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor] | None = None) -> Tensor:
+def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor] | None) -> Tensor:
     """Returns the totals of a `Gate`: the sums of statistics over all rows, float64 [columns].
 
     Args:

@@ -16,7 +16,7 @@ EMA = "ema"
 
 
 def full_precision(param: Tensor, master_weight: Tensor | None) -> Tensor:
-    """Returns a copy of a parameter in the dtype of averages, with its master weight where that is still valid."""
+    """Returns a copy of a parameter in the dtype of averages, from its master weight where it still rounds to it."""
     weight = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:
         return weight

@@ -262,7 +262,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # is_initialized() first: the other call would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if self._skip_report is not None and not capturing:
+        if not capturing:
             self._raise_if_skipped()
         loss = None
         if closure is not None:
@@ -351,7 +351,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Returns the options of every layer: its name -> lr, weight_decay, and betas and eps if the rule has them.
 
         lr and weight_decay are the group's times the multipliers of the layer. A parameter without a name
-        has the number of its group and its position in it as its name, such as "0.3".
+        has the number of its group and its position in it as its name, such as "0:3".
         """
         self.complete_groups()
         return options_by_layer(self.param_groups)

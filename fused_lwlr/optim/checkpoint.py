@@ -117,9 +117,10 @@ def _without_other_names(number: int, mine: dict[str, Any], theirs: Any) -> Any:
     if not (_are_names(ids) and _are_names(names)):
         return theirs
     # `ids` are the names of the loaded parameters, and `names` are the names of all parameters of the saved group
-    loaded, saved = sorted(map(_bare, ids)), sorted(map(_bare, names))
-    own = sorted(map(_bare, mine.get("param_names", ())))
-    has_other_parameters = len(saved) != len(loaded) or (loaded == own and saved != own)
+    loaded_names, saved_names = sorted(map(_bare, ids)), sorted(map(_bare, names))
+    own_names = sorted(map(_bare, mine.get("param_names", ())))
+    fits_otherwise = loaded_names == own_names and saved_names != own_names
+    has_other_parameters = len(saved_names) != len(loaded_names) or fits_otherwise
     if not has_other_parameters:
         return theirs
     if theirs.get("layers") is not None:
@@ -131,7 +132,7 @@ def _without_other_names(number: int, mine: dict[str, Any], theirs: Any) -> Any:
 
 
 def _are_names(ids: Any) -> TypeGuard[list[str]]:
-    """Returns whether this is a list of names, as the ids of parameters are that torch.distributed.checkpoint makes."""
+    """Returns whether these ids of parameters are names: torch.distributed.checkpoint uses names as ids."""
     return isinstance(ids, list) and bool(ids) and all(isinstance(i, str) for i in ids)
 
 

@@ -90,13 +90,14 @@ def factors_and_gates(
     """
     formula = options.factor_formula
     if not options.totals_option and (reducer is None or formula is None):
-        if loss_scale is None:
-            # no gate, since even an empty one selects the queue kernel
-            return [(formula, None)] * len(launches), None
-        return [(formula, gate) for gate in loss_scale_gates(launches, loss_scale)], None
+        # no gate without a loss scale, since even an empty one selects the queue kernel
+        gates = [None] * len(launches) if loss_scale is None else loss_scale_gates(launches, loss_scale)
+        return [(formula, gate) for gate in gates], None
     scale_gates = loss_scale_gates(launches, loss_scale)
     clips = options.clip_global_norm is not None
-    of_direction = formula is not None and formula.target == "direction"
+    acts_on_direction = formula is not None and formula.target == "direction"
+    # the direction depends on clipping, which needs the norm of all gradients first
+    needs_two_passes = acts_on_direction and clips
     if reducer is None:
         sums = [
             launch.backend.statistics(
@@ -106,15 +107,14 @@ def factors_and_gates(
             for launch, gate in zip(launches, scale_gates, strict=True)
         ]  # fmt: skip
     else:
-        # a direction depends on clipping, which needs the norm of all gradients first
-        measured = OF_DIRECTION if of_direction and not clips else OF_GRADIENT
+        measured = OF_DIRECTION if acts_on_direction and not needs_two_passes else OF_GRADIENT
         sums = sums_over_processes(options, launches, hyper, measured, scale_gates, reducer)
     gates, report = step_gates(options, launches, scale_gates, sums)
     factors: Sequence[FactorFormula | Factors | None] = [formula] * len(launches)
     if options.balances:
         factors = balanced_factors(options, launches, sums)
     elif reducer is not None and formula is not None:
-        if of_direction and clips:
+        if needs_two_passes:
             sums = sums_over_processes(options, launches, hyper, OF_DIRECTION, gates, reducer)
         factors = [
             factors_of(options, launch, sums_of_launch, gate, hyper, formula)

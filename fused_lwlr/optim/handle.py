@@ -9,10 +9,10 @@ class Handle:
     """Does nothing: for an optimizer that steps in `step()`. `StepInBackward` and `CPUOffload` override it."""
 
     def pull_weights(self) -> None:
-        """Takes weights of the model that were changed into the parameters of the optimizer, if these are others."""
+        """Takes weights of the model that were changed into the parameters of the optimizer, if these are copies."""
 
     def push_weights(self) -> None:
-        """Puts the parameters of the optimizer into the model, if these are others."""
+        """Puts the parameters of the optimizer into the model, if these are copies."""
 
     def reset(self) -> None:
         """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""

@@ -13,11 +13,9 @@ from fused_lwlr.optim.option_table import number_of
 from fused_lwlr.optim.options import StepOptions
 
 
-def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
-    """Returns the hyper row of the next step. Raises ValueError for a number above `largest`."""
-    lr, weight_decay, ema = group["lr"], group["weight_decay"], group[EMA]
-    lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
-    weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
+def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, limit: float) -> Hyper:
+    """Returns the hyper row of the next step. Raises ValueError for a number above `limit`."""
+    lr, weight_decay, ema = _number_of_group("lr", group), _number_of_group("weight_decay", group), group[EMA]
     decay_factor, decay_per_lr = layer.decay_factors(group)
     rule_options = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
     if layer.betas is not None:
@@ -25,6 +23,7 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
     if layer.eps is not None:
         rule_options["eps"] = layer.eps
     if options.lr_in_momentum:
+        lr = float(lr)
         # the momentum buffer holds lr · g: gradients are multiplied by lr, and the buffer by 1
         rule_options["gradient_gain"] = lr
         # corrected decay still depends on lr
@@ -39,18 +38,19 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
         numbers.append(lr)
         if not isinstance(weight_decay, Tensor):
             numbers.append(row.applied_decay)
-    if max(map(abs, numbers), default=0.0) > largest:
+    if max(map(abs, numbers), default=0.0) > limit:
         # float32 would turn weights into NaN
         for name, option in {**rule_options, "weight_decay": row.applied_decay}.items():
             number = number_of(option)
-            if number is not None and abs(number) > largest:
-                raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
+            if number is not None and abs(number) > limit:
+                raise ValueError(f"{name}={option} is too large for float32: it must be at most {limit:.3g}")
     return row
 
 
-def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:
-    """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
-    if not (value.is_cuda or group["capturable"]):
+def _number_of_group(name: str, group: dict[str, Any]) -> Number:
+    """Returns an option of a group: a tensor if every replay must read it on the device."""
+    value = group[name]
+    if not (isinstance(value, Tensor) and (value.is_cuda or group["capturable"])):
         return float(value)
     # kernels read memory, which does not include a lazy sign
     return value.resolve_neg() if value.dtype in (torch.float32, torch.float64) else value.float()

@@ -74,13 +74,13 @@ class StepInBackward(Handle):
             for other in self._params():
                 if other.grad is not None and id(other) not in collected:
                     self._refuse_unhooked(other)
-            check_final(self.called, self._optimizer)
+            check_gradients_are_final(self.called, self._optimizer)
             self._step_bucket(self._bucket)
             self._bucket, self._bytes = [], 0
 
     def end_step(self) -> tuple[StepPlan, ...]:
         """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
-        check_final(self.called, self._optimizer)
+        check_gradients_are_final(self.called, self._optimizer)
         last_bucket = [param for param in self._params() if param.grad is not None]
         if last_bucket:
             self._step_bucket(last_bucket)
@@ -185,11 +185,11 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
         )
     if any(param.grad is not None for param in params):
         raise RuntimeError(f"there are gradients before {called}: call optimizer.zero_grad() first")
-    check_final(called, optimizer)
+    check_gradients_are_final(called, optimizer)
 
 
-def check_final(called: str, optimizer: FusedOptimizer) -> None:
-    """Raises RuntimeError if gradients are not final when backward has made them."""
+def check_gradients_are_final(called: str, optimizer: FusedOptimizer) -> None:
+    """Raises RuntimeError if gradients change after backward: a GradScaler unscales them, or DDP averages them."""
     if getattr(optimizer, "found_inf", None) is not None:
         raise RuntimeError(
             f"GradScaler.step() after {called}: parameters were stepped by scaled gradients already, before "

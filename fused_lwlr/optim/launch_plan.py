@@ -100,7 +100,7 @@ class LaunchPlan:
         return self._stepped
 
     def count_step(self) -> None:
-        """Counts a step of the parameters that had a gradient. A rule that does not count needs only 0 or 1."""
+        """Counts a step of the parameters that had a gradient. For a rule that does not count steps, the count is 1."""
         table, has_grad = self.table, self.table.has_grad
         table.steps[has_grad] = (table.steps[has_grad] + 1) if self._counts_on_host else 1
 

@@ -113,9 +113,9 @@ def eta_of(entry: Slices, start: int, stop: int | None) -> float | None:
 
 
 def labels_of(groups: Groups) -> list[list[str]]:
-    """Returns the label of each parameter of each group: its name, or "group.position" if it has none.
+    """Returns the label of each parameter of each group: its name, or "group:position" if it has none.
 
-    A name that occurs more than once is preceded by "group.".
+    A name that occurs more than once is preceded by "group:".
     """
     # only names are counted: a position is never unique by itself
     counts = Counter(name for group in groups for name in group.get("param_names", ()))
@@ -123,7 +123,7 @@ def labels_of(groups: Groups) -> list[list[str]]:
     for index, group in enumerate(groups):
         count = len(group["params"])
         names = group.get("param_names", range(count))[:count]
-        labels.append([name if counts[name] == 1 else f"{index}.{name}" for name in names])
+        labels.append([name if counts[name] == 1 else f"{index}:{name}" for name in names])
     return labels
 
 

@@ -86,7 +86,9 @@ def entries_of(group: dict[str, Any], labels: Sequence[str], given: Any) -> tupl
             parts = item if _is_slices(item) else [(0, None, item)]
             slices = [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in parts]
             entries.append(_entry(name, param, slices))
-        return tuple(entries)
+        found = tuple(entries)
+        # the same object if nothing has changed: another one would need a new plan
+        return given if set(map(type, given)) == {tuple} and given == found else found
     raise ValueError(f"'layers' of a param group must be None or have {len(params)} entries, not {given!r:.80}")
 
 
@@ -148,8 +150,9 @@ def _entry(name: str, param: Tensor, slices: Sequence[Slice], rest: Any = None) 
     """Returns the slices of a parameter, with `rest` in the gaps between them; without `rest`, gaps are refused."""
     if not slices and rest is not None:
         return (Slice(0, None, rest),)
-    if len(slices) == 1 and slices[0].stop is None:
-        return (slices[0]._replace(start=0),)
+    if len(slices) == 1 and slices[0].start == 0 and slices[0].stop is None:
+        # the whole parameter
+        return tuple(slices)
     if is_lazy(param):
         raise ValueError(f"layers= slices the parameter {name!r} before it is initialized: call the model once first")
     size = param.shape[0] if param.dim() else 0

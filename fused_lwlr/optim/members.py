@@ -31,7 +31,7 @@ class Member:
         rows: its rows. `LaunchPlan` sets their `param_index`.
         state: the entries of its state, without step counts of the host.
         steps: the number of steps taken, see `StateSpec.state_for_step`.
-        only_rescaled: whether it is never stepped, so that its state is not stored.
+        only_rescaled: whether it is a tensor of the model that is rescaled and never stepped; its state is not stored.
     """
 
     param: Tensor
@@ -175,12 +175,14 @@ def _add_rescaled(
 
 
 def check_memory(members: Sequence[Member]) -> bool:
-    """Checks the memory that the next step writes to. Returns True if this holds whichever parameters have a gradient.
+    """Checks the memory that the next step writes to.
+
+    Returns whether the check need not be repeated when other parameters get gradients.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
     """
-    # a parameter may be in its group twice
+    # each parameter once: it may be in its group twice
     member_of = {id(member.param): member for member in members}
     writable = [
         (member, name, local(tensor))

@@ -56,7 +56,7 @@ def read_only(name: str, read: Callable[[Any], Any] | None = None) -> Any:
     return property(read or (lambda optimizer: getattr(optimizer.options, name)), refuse)
 
 
-def of_param_groups(name: str, method: Callable[..., Any] | None = None) -> Any:
+def of_param_groups(name: str, method: Callable[..., Any] | None) -> Any:
     """Returns a property of optimizers: an option of param groups, which refuses to be set, or a method of its name."""
 
     def missing(optimizer: Any) -> Any:

@@ -32,7 +32,7 @@ class StateSpec:
     Attributes:
         options: of the optimizer.
         group, index_in_group: its group, and its index in it.
-        name: its name, or "group.index".
+        name: its name, or "group:position".
         group_index: the index of its group.
         counts_on_device: whether the device counts steps.
     """
@@ -98,12 +98,12 @@ class StateSpec:
         return problem
 
     def is_complete(self, state: Mapping[str, Any]) -> bool:
-        """Returns whether the state is complete, and the first step was not skipped."""
+        """Returns whether the state has all entries, and, as far as the host knows, not every step was skipped."""
         needs_count = self.counts_on_device or self.options.rule.counts_steps
         if needs_count and "step" not in state:
             return False
         if "step" in state and not self.counts_on_device and self._checked_number(state["step"]) == 0:
-            # an earlier step on the device was the first, and was skipped
+            # the device counted before, and skipped the first step: the state is still the initial one
             return False
         return not any(self.mismatch(name, state.get(name)) for name in self.entry_names)
 

@@ -52,14 +52,14 @@ class StepPlan:
         self._rescaled = [] if options.rescale_weights is False else options.rescale_weights.rescaled_tensors()
         check_gradients(options, groups)
         check_rescaled(groups, self._rescaled)
-        members, self._future_members, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
+        members, self._waiting, self._hyper_keys = members_of(options, groups, states, bucket, self._rescaled)
         self._fits_any_gradients = check_memory(members)
         capturable = any(group["capturable"] for group in groups)
         self.launch_plans = launch_plans_of(options, members, capturable=capturable)
         # in the order of the launch plans
         self._members = [member for launch in self.launch_plans for member in launch.members]
         self._params = [param for launch in self.launch_plans for param in launch.params]
-        self._largest_hyper = _largest_hyper(members)
+        self._hyper_limit = _hyper_limit(members)
         self._distributed = any(launch.distributed for launch in self.launch_plans)
         self.reducer: ShardReducer | None = None
         if self._distributed:
@@ -82,7 +82,7 @@ class StepPlan:
             return False
         if self._snapshot_of(groups, states, bucket) != self._snapshot:
             return False
-        if any(param.grad is not None for param in self._future_members):
+        if any(param.grad is not None for param in self._waiting):
             return False
         if not all(launch.accept_gradients() for launch in self.launch_plans):
             return False
@@ -104,7 +104,7 @@ class StepPlan:
             return None
         if _len_torch_dispatch_stack() and any(launch.backend is not reference for launch in launches):
             check_modes()
-        hyper = [hyper_of(options, groups[index], layer, self._largest_hyper) for index, layer in self._hyper_keys]
+        hyper = [hyper_of(options, groups[index], layer, self._hyper_limit) for index, layer in self._hyper_keys]
         if self._rescaled:
             # see `_choose_launches`
             hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ class StepPlan:
         with uninterrupted():
             for launch, run in zip(launches, runs, strict=True):
                 statistics = run()
-                # with `Factors` a launch returns none: `factors_of` has set them
+                # a step with `Factors` returns no statistics: `factors_of` has set them
                 if statistics is not None:
                     launch.statistics = statistics
                 # now, since the next launch may fail: the count and the state of this one are right then
@@ -134,7 +134,7 @@ class StepPlan:
                 written = [member.param for member in self._members if member.is_written]
                 increment_version(list(filter(is_distributed, written)))
             if is_first_step:
-                # also the state of members whose launch plan has no gradient in this step
+                # launch plans that did not run have new state, too; storing twice changes nothing
                 for launch in self.launch_plans:
                     launch.store(states)
                 drop_unused(options, groups, states)
@@ -154,8 +154,8 @@ class StepPlan:
 
         Tensors are there as ids and addresses, since they must not be compared by value. The plan keeps a reference to
         each object whose id is there, so no other object gets this id. `layers` of a group is a tuple, which is
-        replaced and never edited. Options, and the forms and addresses of parameters and
-        gradients, are compared elsewhere.
+        replaced and never edited. Options, and the forms and addresses of parameters and gradients, are compared
+        elsewhere.
         """
         invariant = self.options.rescale_weights
         rescaled_ids = [] if invariant is False else [id(each.tensor) for each in invariant.rescaled_tensors()]
@@ -205,7 +205,7 @@ def _is_zero(lr: float | Tensor) -> bool:
     return (not isinstance(lr, Tensor) or lr.is_cpu) and number_of(lr) == 0
 
 
-def _largest_hyper(members: Sequence[Member]) -> float:
+def _hyper_limit(members: Sequence[Member]) -> float:
     """Returns the largest number of a hyper row that stays finite in float32 when it is multiplied by η."""
     most = torch.finfo(torch.float32).max
     # float64 has room for all numbers

@@ -27,7 +27,7 @@ BLIND_MODES = {
     "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
     "ProxyTorchDispatchMode": "make_fx",
 }
-"""Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
+"""Dispatch modes that would compute wrong gradients or graphs, because they do not see the step."""
 SHARED = names_of("shared")
 """The options that all param groups share."""
 EDITABLE = (*(name for name in (*names_of("group"), *names_of("flag")) if name != "layers"), *SHARED)
@@ -181,10 +181,10 @@ def checked_options(options: StepOptions, groups: Groups, before: Sequence[Any])
         may_be_edited = kind in MUTABLE or (kind is tuple and not MUTABLE.isdisjoint(map(type, value)))
         if value is ABSENT or (value is last and not may_be_edited):
             continue
-        # a kernel reads it, or the host would wait for it
-        on_device = isinstance(value, Tensor) and (group.get("capturable") or not value.is_cpu)
-        on_device |= kind in (list, tuple) and any(isinstance(each, Tensor) and not each.is_cpu for each in value)
-        if on_device:
+        elements = value if kind in (list, tuple) else (value,)
+        host_would_wait = any(isinstance(each, Tensor) and not each.is_cpu for each in elements)
+        kernel_reads_it = isinstance(value, Tensor) and group.get("capturable")
+        if host_would_wait or kernel_reads_it:
             continue
         check_option(name, value, "a param group")
         if name in SHARED:

@@ -33,7 +33,7 @@ class Loop:
     Attributes:
         arrays: the arrays of results that are needed after the loop.
         starts: for loads and stores of contiguous lanes: the address of lane 0.
-        redirected: those whose address is a dummy array if the condition of the mask is false: lanes need no test.
+        redirected: loads and stores that use a dummy array if the condition of their mask is false: lanes need no test.
     """
 
     size: int

@@ -194,9 +194,11 @@ def _store(tensor: Tensor, result: Tensor, skipped: Tensor | None) -> None:
         tensor.copy_(result)
 
 
-def _factors(factor: FactorFormula, sums: Tensor, row: Row, *numbers: Any) -> tuple[Factor, Factor]:
-    """Returns s and ρ of a row, and fills in its statistics. For `numbers` see `fill_factors_`."""
-    rho = factor.fill_factors_(sums, row.scaled, *numbers)
+def _factors(
+    formula: FactorFormula, sums: Tensor, row: Row, clip: Factor, lr: float, weight_decay: float, radius: Tensor | None
+) -> tuple[Factor, Factor]:  # fmt: skip
+    """Returns s and ρ of a row, and fills in its statistics, see `FactorFormula.fill_factors_`."""
+    rho = formula.fill_factors_(sums, row.scaled, clip, lr, weight_decay, radius)
     if not row.scaled:
         # numbers, not tensors, keep the bits of torch.optim
         return 1.0, 1.0

@@ -51,7 +51,8 @@ class Hyper(NamedTuple):
     @property
     def applied_decay(self) -> Number:
         """The weight decay λ that the step applies."""
-        return self.weight_decay * (self.decay_factor + self.decay_per_lr * self.lr)
+        factor = self.decay_factor + self.decay_per_lr * self.lr if self.decay_per_lr else self.decay_factor
+        return self.weight_decay * factor
 
 
 class Quotient(NamedTuple):

@@ -28,7 +28,7 @@ from fused_lwlr.kernels.triton.tile import (
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing
 
 CLEARED_WITHOUT_GRADIENT = ("step", "ema")
-"""Columns that a step skips for a row without a gradient."""
+"""Columns whose address is 0 in a row without a gradient: no step is counted, and the average stays."""
 VERSION = attrgetter("_version")
 SCALAR_COLUMNS = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
@@ -47,7 +47,7 @@ class DeviceTable:
     Tiles of `tile` elements are numbered over all rows; flags are bits, see tile.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its exponent is not 0. Only
-    active rows are in the lists of items that programs work on.
+    active rows are in the lists of items that programs work on. Call `refresh` first: it sets which rows are active.
 
     Attributes:
         buffer: the buffer.
@@ -100,6 +100,7 @@ class DeviceTable:
         entries[FIRST_TILE.value] = np.cumsum(tile_counts) - tile_counts
         entries[-1] = table.fields["layer_index"]
         self._hyper_index, self._staged_flags = entries[HYPER_INDEX.value], entries[FLAGS.value]
+        # `SCALAR_COLUMNS` come first: the step counts and the radii
         self._addresses = dict(zip(names, entries[STEP_COUNT.value : -1], strict=True))
         staged_floats = self._upload.host[:float_words].view(np.float32)
         staged_floats[: self.rows] = table.fields["multiplier"]
@@ -156,9 +157,12 @@ class DeviceTable:
                 result[i] = scratch.data_ptr()
         if name == "radius" or not self._row_is_param:
             result = result[self._param_index]
-            # a parameter has one radius for each of its rows, and one step count, of item size 0, for all of them
-            offsets = 4 * self._number_in_param if name == "radius" else self._first_element * self.itemsizes[name]
-            result = np.where(result == 0, 0, result + offsets)
+            if name == "radius":
+                # a float32 for each row of the parameter
+                result = np.where(result == 0, 0, result + 4 * self._number_in_param)
+            elif name != "step":
+                # a parameter has one step count for all of its rows
+                result = np.where(result == 0, 0, result + self._first_element * self.itemsizes[name])
         self._addresses[name][:] = result
 
     def _activate(self, table: Table) -> None:

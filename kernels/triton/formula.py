@@ -50,7 +50,7 @@ def _single(a):
 
 
 @triton.jit
-def _power(a, exponent):
+def power_of(a, exponent):
     """By squaring."""
     power = a * 0 + 1
     left = exponent.to(tl.int64)
@@ -68,7 +68,7 @@ def _double(high, low):
 
 _MEANING: dict[Any, Any] = {
     formula.where: _where, formula.maximum_or_nan: _maximum_or_nan, formula.sqrt: _sqrt, formula.divide: _divide,
-    formula.single: _single, formula.power: _power, formula.double: _double,
+    formula.single: _single, formula.power: power_of, formula.double: _double,
 }  # fmt: skip
 """Triton's version of names of formulas. The other names are compiled from their own source."""
 _APPROXIMATE = {**_MEANING, formula.sqrt: _approximate_sqrt, formula.divide: _approximate_divide}

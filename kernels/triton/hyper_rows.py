@@ -57,7 +57,7 @@ def read_number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl
 
 @triton.jit
 def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
-    """The weight decay of a hyper row, as `Hyper.applied_decay`; if all numbers are on the host, it is in the row."""
+    """The weight decay of a hyper row, as `Hyper.applied_decay`: already in the row if all numbers are on the host."""
     value = read_number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
     if ON_DEVICE:
         per_lr = tl.load(hyper + DECAY_PER_LR) * read_number(hyper, LR, LR_ADDRESS, ON_DEVICE)
@@ -99,6 +99,7 @@ def hyper_rows_of(rule: Rule, hyper: Sequence[Hyper], formula: FactorFormula | N
         decay_factor, decay_per_lr = h.decay_factor, h.decay_per_lr
         if not (lr_on_device or decay_on_device):
             weight_decay, decay_factor, decay_per_lr = h.applied_decay, 1.0, 0.0
+        # in the order of the offsets above
         row = [
             0.0 if lr_on_device else float(lr), -1.0 if h.maximize else 1.0,
             0.0 if decay_on_device else float(weight_decay), 1 - h.ema,

@@ -13,11 +13,11 @@ from fused_lwlr.kernels.triton.update import DECAY_INDEX, GRAD, ON_DEVICE_INDEX,
 
 ROW_WIDTH = tl.constexpr(len(RETRACTION_STATISTICS))
 ABS_SUM, SQ_SUM, NONFINITE, WEIGHT_SQ_SUM, FACTOR, DIRECTION_SQ_SUM, DIRECTION_DOT, UPDATE_SQ_SUM = (
-    tl.constexpr(i) for i in range(8)
+    tl.constexpr(i) for i in range(len(RETRACTION_STATISTICS))
 )
 """Indices of `RETRACTION_STATISTICS`."""
 DIRECTION_SQ_PARTIAL, DOT_PARTIAL, WEIGHT_SQ_PARTIAL = (tl.constexpr(i) for i in range(3, 6))
-"""Rows of the partial sums Σd², ⟨w, d⟩ and Σw², after Σ|g|, Σg² and the count of non-finite g."""
+"""Rows of the partial sums Σd², ⟨w, d⟩ and Σw². The first three rows have the indices of the statistics."""
 ABS_SUM_ARGUMENT = tl.constexpr(FORMULA_STATISTICS.index("grad_abs_sum"))
 DOT_ARGUMENT = tl.constexpr(FORMULA_STATISTICS.index("dot"))
 """Arguments of a formula whose partial sums are added only if the formula takes them."""
@@ -60,8 +60,8 @@ def add_norms(at, offs, stop, scalars, sums, DTYPES: tl.constexpr, RULE: tl.cons
         dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, stop, DTYPES[GRAD], FULL, "evict_last")
-    # Both orders give equal values, and each is the faster one in its case. Without a direction, compilers would take
-    # the absolute value in half precision, and wait for each load. With a direction, loads would start late.
+    # Both expressions have equal values. Without a direction, the second would take the absolute value in half
+    # precision, and wait for each load. With a direction, the first would delay the loads.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)

@@ -13,8 +13,7 @@ import triton.language as tl
 
 from fused_lwlr.kernels import step_arguments
 from fused_lwlr.kernels.triton import norms
-from fused_lwlr.kernels.triton.formula import _power as power
-from fused_lwlr.kernels.triton.formula import compiled
+from fused_lwlr.kernels.triton.formula import compiled, power_of
 from fused_lwlr.kernels.triton.hyper_rows import hyperparameters_of, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.tile import (
@@ -47,8 +46,7 @@ def read_gate(totals, max_norm, found_inf, SKIP: tl.constexpr, RESCALE: tl.const
     if SKIP:
         skipped = tl.load(totals + norms.NONFINITE) != 0
     if found_inf is not None:
-        overflowed = tl.load(found_inf) != 0
-        skipped = (skipped | overflowed) if SKIP else overflowed
+        skipped |= tl.load(found_inf) != 0
     return clip, shrink, skipped
 
 
@@ -161,8 +159,8 @@ def queue_kernel(
                 coefficients = COEFFICIENTS(hyperparameters_of(hyper, RULE_WIDTH), steps)
         # a launch without norm items, or without update items, has no code for them
         if (FORMULA is not None) and is_norm:
-            # |g| does not depend on the sign. Without it the factor may be 1: compilers would drop the product, which
-            # `add_norms` needs
+            # |g| does not depend on the sign. It is here so that the factor is no constant 1: compilers would drop the
+            # product, which `add_norms` needs
             signed_unscale = unscale if DIRECTION else sign * unscale
             # a direction loads all columns, so one block keeps enough loads in flight
             sums = reduce_tile(
@@ -199,7 +197,7 @@ def queue_kernel(
             s_grad, s_decayed, s_direction, rho = read_factors(
                 row, rows, ready, factors, clip, FORMULA, TARGET, RETRACTS
             )
-            row_shrink = power(shrink, entry(integers, rows, row, FLAGS) >> EXPONENT_SHIFT) if RESCALE else 1.0
+            row_shrink = power_of(shrink, entry(integers, rows, row, FLAGS) >> EXPONENT_SHIFT) if RESCALE else 1.0
             rate = lr * s_direction
             grad_factors = (s_grad * (sign * unscale), s_decayed)
             layer_index = entry(integers, rows, row, FIRST_COLUMN + len(DTYPES))
@@ -214,7 +212,7 @@ def queue_kernel(
                 1, DTYPES, RULE, BLOCK, 1,
             )  # fmt: skip
             if TARGET is not None:
-                # Σw² for the next step; with a direction nothing reads it, but without this store fewer loads overlap
+                # Σw² for the next step. With a direction nothing reads it, but the store makes more loads overlap
                 tl.store(weight_partials + slot, new_squares[0])
                 if not DIRECTION:
                     # other threads wrote the weights that the fingerprint reads

@@ -99,6 +99,7 @@ def _queued(
     )  # fmt: skip
     # compiled again where a name outside of the formula has another value
     function = None if formula is None else compiled(formula.function)
+    # on a CPU, the most programs depend on the number of threads
     key: list[Any] = ["queue", rule, hyper_rows.on_device, write, gate.skip, target, retracts, torch.get_num_threads()]
     key += map(type, arguments)
     if formula is not None:

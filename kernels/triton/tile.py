@@ -14,7 +14,7 @@ FOLD = tl.constexpr(4)
 """Neighbours that are summed before they are added to an accumulator."""
 THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
-"""Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
+"""The most elements of a block that is not full or not aligned: few, to take few registers."""
 NUMEL, HYPER_INDEX, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, FIRST_COLUMN = (tl.constexpr(i) for i in range(7))
 """Entries of a row in `integers`, see `DeviceTable`; the other columns follow, and then `Row.layer_index`."""
 SCALED, NORM_KNOWN, EXPONENT_SHIFT = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)

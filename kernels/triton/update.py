@@ -88,7 +88,9 @@ def step_block(
 ):  # fmt: skip
     """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
-    In `scalars`, `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
+    `scalars` is (rate, decay, factors, coefficients, weight_factor, state_factor, hyper, key, start).
+
+    `rate` is lr · η · s, and `decay` is lr · η · s · λ of decoupled weight decay; `factors` and
     `coefficients`: see `apply_rule`. `weight_factor`, ρ or 1 / Ŵᵖ, multiplies the new weight, and
     `state_factor`, 1 / Ŵᵖ, the new first state. `key` is for stochastic rounding, or None; `start` is the position of
     the tile in the row.
@@ -150,19 +152,17 @@ def step_kernel(
         at, aligned, stop = tile_of(integers, rows, row, start, DTYPES, BLOCK)
         hyper, rate, sign, coefficients = read_row(integers, floats, rows, row, ON_DEVICE, WIDTH)
         decay = rate * weight_decay_of(hyper, ON_DEVICE)
+        scalars = (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start)
         # not `reduce_tile`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:
             step_block(
-                at, tl.arange(0, BLOCK), stop,
-                (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
-                DTYPES, (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH), True, "",
+                at, tl.arange(0, BLOCK), stop, scalars, DTYPES, (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH), True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
             while begin < stop:
                 step_block(
-                    at, begin + tl.arange(0, NARROW), stop,
-                    (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
+                    at, begin + tl.arange(0, NARROW), stop, scalars,
                     DTYPES, (UPDATE, DECAY, ON_DEVICE, RULE_WIDTH), False, "",
                 )  # fmt: skip
                 begin += NARROW

@@ -8,7 +8,7 @@ import torch
 from cases import every_backend, every_case, long
 from pairs import beside_torch, compare_weights, twin_parameters
 from steps import ALL, OPTIONS, OURS, TORCH, gradients, parameters, saved, train, twin
-from tolerances import close
+from tolerances import close, same
 from torch.utils._python_dispatch import TorchDispatchMode
 
 SHAPES, CAPTURABLE = [(6, 5), (), (0,)], {"capturable": True}
@@ -97,6 +97,16 @@ def test_numbers_that_are_changed_in_place(name, backend, dtype, lazy, device):
         train((ours, torchs), (named, expected), 1)
         compare_weights(close, named, expected, 4 * (step + 1))
     assert ours.param_groups[0]["lr"] is lr
+
+
+def test_weight_decay_of_float64_keeps_its_bits(device):
+    """A rate in float32 does not round a decay that does not depend on it."""
+    param, expected = (torch.nn.Parameter(torch.ones(3, dtype=torch.float64, device=device)) for _ in range(2))
+    param.grad, expected.grad = torch.zeros_like(param), torch.zeros_like(param)
+    lr = torch.tensor(1.0, device=device)
+    OURS["sgd"]([param], lr=lr, weight_decay=0.1, capturable=True).step()
+    TORCH["sgd"]([expected], lr=1.0, weight_decay=0.1).step()
+    same(param.detach(), expected.detach())
 
 
 @pytest.mark.parametrize("capturable", [True, False])

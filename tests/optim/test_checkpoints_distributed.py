@@ -230,11 +230,11 @@ def test_sharded_state_stays_sharded(name, nonfinite, mesh):
             assert value.placements == theirs.placements
             assert identical(value.to_local(), theirs.to_local().to(param.dtype))
             assert value.to_local().data_ptr() != theirs.to_local().data_ptr()
-    with pytest.raises(ValueError, match=r"parameter '0.0' is \(6, 4\), but the parameter is \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"parameter '0:0' is \(6, 4\), but the parameter is \(3, 4\)"):
         OURS[name]([torch.nn.Parameter(weight[:3].detach())], **OPTIONS[name]).load_state_dict(other.state_dict())
     whole = weight.detach().full_tensor()
     for moved in (whole, distribute_tensor(whole, mesh, [Replicate()])):
-        with pytest.raises(ValueError, match=r"parameter '0.0' is placed as .*Shard\(dim=0\).*but the par"):
+        with pytest.raises(ValueError, match=r"parameter '0:0' is placed as .*Shard\(dim=0\).*but the par"):
             OURS[name]([torch.nn.Parameter(moved)], **OPTIONS[name]).load_state_dict(other.state_dict())
 
 

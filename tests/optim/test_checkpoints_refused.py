@@ -234,13 +234,13 @@ def test_without_names_a_parameter_has_its_group_and_position(name, device):
     optimizer = OURS[name]([{"params": [p]} for _, p in named], **OPTIONS[name])
     train((optimizer,), (named,), 1)
     checkpoint = spoiled(optimizer, ("state", 2, MOMENT[name]), torch.ones(3))
-    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter '2.0' is ")
+    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter '2:0' is ")
     _, last = named[2]
     last.grad, last.data = torch.ones_like(last), torch.ones(3, device=device)
-    with pytest.raises(RuntimeError, match=r"the gradient of parameter '2\.0' is "):
+    with pytest.raises(RuntimeError, match=r"the gradient of parameter '2:0' is "):
         optimizer.step()
     last.grad = torch.ones_like(last)
-    with pytest.raises(ValueError, match=r"in the state of parameter '2\.0' is "):
+    with pytest.raises(ValueError, match=r"in the state of parameter '2:0' is "):
         optimizer.step()
 
 

@@ -348,7 +348,7 @@ def test_groups_share_the_mappings_that_they_are_given(read, rates, backend, dev
         group["layers"] = given
     if read == "layers":
         found = {name: options["lr"] for name, options in ours.layers().items()}
-        assert found == {"0.p0": 0.5, "0.p1": 2.0, "1.p1": 2.0, "1.p0": 0.5}
+        assert found == {"0:p0": 0.5, "0:p1": 2.0, "1:p1": 2.0, "1:p0": 0.5}
     else:
         before = [p.detach().clone() for _, p in named]
         for _, p in named:
@@ -357,6 +357,19 @@ def test_groups_share_the_mappings_that_they_are_given(read, rates, backend, dev
         for (_, p), q, eta in zip(named, before, (0.5, 2.0, 2.0, 0.5), strict=True):
             same(p.detach(), q - eta)
     assert given == rates
+
+
+def test_a_name_with_the_number_of_another_group_is_another_layer(device):
+    """Group 1 has a "weight", and group 0 has a "1.weight", as in `nn.Sequential`."""
+    groups = [["1.weight", "weight"], ["weight"]]
+    params = iter(parameters([(3,)] * 3, torch.float32, device))
+    groups = [{"params": [(name, next(params)[1]) for name in names], "lr": 1.0 - i} for i, names in enumerate(groups)]
+    found = fused_lwlr.SGD(groups).layers()
+    assert {name: options["lr"] for name, options in found.items()} == {
+        "1.weight": 1.0,
+        "0:weight": 1.0,
+        "1:weight": 0.0,
+    }
 
 
 @every_backend
@@ -392,6 +405,9 @@ def test_groups_are_edited(backend, device):
     group["layers"] = tuple(np.array([0.25, 1.0]))
     ours.step()
     assert ours.layers()["p0"] == {"lr": 0.125, "weight_decay": 0.5}
+    group["layers"] = [[(1, None, 0.5)], 1.0]
+    with pytest.raises(ValueError, match="the slice 1:None of 'p0' must go from an int to a larger int"):
+        ours.step()
     group["layers"] = [{"eps": 1.0}, 1.0]
     with pytest.raises(ValueError, match="has 'eps', but layers of this optimizer"):
         ours.step()
@@ -425,7 +441,7 @@ def test_two_groups_with_the_same_names(name, backend, device):
     ours.step()
     for group, twins in zip(groups, expected, strict=True):
         assert identical([p.detach() for _, p in group], [p.detach() for _, p in twins])
-    labels = ["0.p0", "0.p1", "1.p0", "1.p1"]
+    labels = ["0:p0", "0:p1", "1:p0", "1:p1"]
     assert [*ours.layers()] == labels
     assert [*ours.layer_stats().names] == labels
 

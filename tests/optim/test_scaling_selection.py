@@ -72,7 +72,7 @@ def test_a_predicate_works_without_names(name, device):
     for p in params:
         p.grad = torch.ones_like(p)
     ours.step()
-    assert ours.layer_stats().names == ("0.0", "0.1", "0.2", "0.3", "0.4")
+    assert ours.layer_stats().names == ("0:0", "0:1", "0:2", "0:3", "0:4")
     assert ours.layer_stats().constrained == (True, False, False, True, False)
 
 
