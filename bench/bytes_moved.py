@@ -30,7 +30,7 @@ def replaced(name: str, other: Any) -> Iterator[Any]:
 
 @contextmanager
 def without_kernels() -> Iterator[None]:
-    """Lets steps do all but launch kernels, which on a CPU would take all the time. For a CPU none is compiled."""
+    """Runs steps without launching or compiling kernels, which on a CPU would take all the time."""
 
     def nothing(*args: Any, **kwargs: Any) -> None:
         pass

@@ -50,7 +50,6 @@ def main() -> None:
     parser = command(__doc__, "--out")
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all by default")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     for name in options.model or MODELS:
         title = MODELS[name]
         rates = rates_of(name, 4, 32, progress=True)

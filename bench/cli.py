@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     for found in throughput(given) if "gpu" not in skipped else ():
         results["gpu"] = found
         rows.save(path, results)
-    path.with_suffix(".md").write_text(markdown(results))
+    path.with_suffix(".md").write_text(markdown(results), encoding="utf-8")
     print(f"wrote {path} and its report")
     if results["gpu"] and importlib.util.find_spec("matplotlib") and importlib.util.find_spec("pandas"):
         from bench import figures

@@ -156,7 +156,7 @@ class CudaClock(Clock):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
-            events = json.loads(path.read_text())["traceEvents"]
+            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         kinds = Counter(event.get("cat") for event in events)
         return {"kernels": kinds["kernel"], "copies": kinds["gpu_memcpy"] + kinds["gpu_memset"]}
 

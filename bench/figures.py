@@ -39,7 +39,10 @@ def draw(
 
 def throughput(gpu: dict[str, Any], path: Path) -> None:
     """GPU time of a step of each network and dtype for which all of `SHOWN` were timed with both rules."""
-    rows = pd.DataFrame([row for row in gpu["rows"] if "skipped" not in row and row["set"] != "2,000 tiny"])
+    timed = [row for row in gpu["rows"] if "skipped" not in row and row["set"] != "2,000 tiny"]
+    if not timed:
+        return
+    rows = pd.DataFrame(timed)
     rows["step"] = [SHOWN.get(step) for step in zip(rows["method"], rows["who"], strict=True)]
     rows["case"], rows["ms"] = rows["set"] + "\n" + rows["dtype"], rows["cold"] * 1e3
     rules = {"SGD with momentum": "sgd", "AdamW": "adamw"}

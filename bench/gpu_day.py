@@ -78,7 +78,7 @@ def run(name: str, stage: Stage, out: Path) -> int:
     """Runs a stage; returns 0 if every command succeeded in time, else 1."""
     end, failed = time.monotonic() + stage.seconds, False
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    with (out / f"{name}.log").open("w") as log, contextlib.redirect_stdout(log):
+    with (out / f"{name}.log").open("w", encoding="utf-8") as log, contextlib.redirect_stdout(log):
         packages = {found.name: found.version for found in importlib.metadata.distributions()}
         rows.write({"stage": name, "python": platform.python_version(), "packages": packages})
         for command in stage.commands:
@@ -112,12 +112,11 @@ def main(given: list[str] | None = None) -> int:
     """Runs one stage; returns 1 if it failed."""
     parser = rows.command(__doc__, "--rehearsal")
     parser.add_argument("stage", choices=stages(Path(), False), metavar="STAGE", help=", ".join(stages(Path(), False)))
-    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder; by default OUT has its path")
+    parser.add_argument("--out", type=rows.folder, default=os.environ.get("OUT"), help="folder; by default $OUT")
     options = parser.parse_args(given)
     if options.out is None:
         parser.error("--out is missing: name a folder, or set the environment variable OUT")
     out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
     # asked to end, it still kills its processes
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return run(options.stage, stages(out, options.rehearsal)[options.stage], out)

@@ -46,7 +46,10 @@ def main() -> None:
         data = given.data or str(make(Path(scratch) / "pictures", classes=2, images=256))
         for augmentation in ("basic", "strong"):
             for _ in range(3):
-                worker, rest, size = measure(data, augmentation, size=224, batch=64, batches=16)
+                try:
+                    worker, rest, size = measure(data, augmentation, size=224, batch=64, batches=16)
+                except (OSError, ValueError) as error:
+                    parser.error(f"--data: {error}")
                 row = {"augmentation": augmentation, "worker": worker, "training": rest, "batch_bytes": size}
                 rows.write(row)
                 measured.append(row)

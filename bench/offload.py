@@ -94,6 +94,9 @@ def measure(name: str, clock: Clock, *, rehearsal: bool) -> None:
 def main() -> None:
     """Measures all contestants."""
     rehearsal = command(__doc__, "--rehearsal").parse_args().rehearsal
+    if not (rehearsal or torch.cuda.is_available()):
+        print("Not measured: there is no GPU here. --rehearsal runs a small model on the CPU.")
+        return
     clock = Clock() if rehearsal else CudaClock()
     for name in ("on the GPU", "CPU, after backward", "offload_to_cpu"):
         measure(name, clock, rehearsal=rehearsal)

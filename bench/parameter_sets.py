@@ -55,7 +55,7 @@ def shapes_of(name: str) -> Shapes:
     """
     if name not in SETS:
         raise ValueError(f"no parameter set {name!r}: choose from {', '.join(SETS)}")
-    stored = json.loads(FILE.read_text())
+    stored = json.loads(FILE.read_text(encoding="utf-8"))
     return FORMULAS.get(name) or [tuple(shape) for count, shape in stored[name] for _ in range(count)]
 
 
@@ -83,7 +83,7 @@ def main() -> None:
         with torch.device("meta"):
             shapes = [list(p.shape) for p in timm.create_model(network).parameters()]
         rows.append(f'  "{name}": {json.dumps([[len(list(run)), shape] for shape, run in groupby(shapes)])}')
-    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,7 @@ def write(row: dict[str, Any]) -> None:
 
 
 def save(path: Path, content: dict[str, Any]) -> Path:
-    """Writes results to a file as JSON, makes its folder if it is missing, and returns the path of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Writes results to a file as JSON, and returns the path of the file."""
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -82,9 +82,7 @@ def checked(step: str, dtype: str, changes: dict[str, Any]) -> Contestant:
         RuntimeError: its results are wrong.
     """
     apply(changes)
-    rule, _, method = step.partition(" ")
-    wanted = rule, method or "statistics", "ours"
-    contestant = next(c for c in contestants() if (c.rule, c.method, c.library) == wanted)
+    contestant = next(c for c in contestants() if c.name == f"{step}, ours")
     wrong = refusal(contestant, DTYPES[dtype], here())
     if wrong is not None:
         raise RuntimeError(f"{contestant.name} with {changes}: {wrong}")

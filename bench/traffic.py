@@ -130,7 +130,8 @@ def cells(row: Row, device: torch.device) -> list[str]:
 def main() -> None:
     """Count, and write the table."""
     rows.command(__doc__).parse_args()
-    FILE.write_text("\n".join((ABOUT, *rows.table(HEAD, (cells(row, here()) for row in ROWS)), "")))
+    text = "\n".join((ABOUT, *rows.table(HEAD, (cells(row, here()) for row in ROWS)), ""))
+    FILE.write_text(text, encoding="utf-8")
     print(f"wrote {FILE}")
 
 

@@ -20,7 +20,7 @@ def _folder(text: str) -> Path:
 _out = partial(typer.Option, help="Folder of the run.", metavar="FOLDER", parser=_folder)
 _count = partial(typer.Option, min=1, metavar="N", show_default="what the study has")
 Seeds = Annotated[
-    int | None, _count(help="Seeds 0, 1, ...; with more of them the same command runs only the new ones.")
+    int | None, _count(help="Number of seeds. With a larger number, the same command runs only the new ones.")
 ]
 Epochs = Annotated[int | None, _count(help="Passes over the data.")]
 Steps = Annotated[int | None, _count(help="Steps of a training, in studies that count them.")]
@@ -30,7 +30,7 @@ Device = Annotated[
     typer.Option(help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="NAME"),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="A smoke test: at most a few minutes on two cores, and no meaning.")
+    bool, typer.Option("--quick", help="A smoke test of a few minutes on two cores; its numbers mean nothing.")
 ]
 
 
@@ -161,6 +161,8 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
 
 def _as_typed(message: str, training: Sequence[str]) -> str:
     """A message about options that has the options of `--set` in the form in which the user typed them."""
-    names = [text.partition("=")[0].lstrip("-").replace("_", "-") for text in training]
+    pairs = [text.partition("=")[::2] for text in training]
+    names = [name.lstrip("-").replace("_", "-") for name, _ in pairs]
     given = {f"--{name}": f"--set {text}" for name, text in zip(names, training, strict=True)}
-    return re.sub(r"(--[\w-]+)( [^ ]*(?=:))?", lambda found: given.get(found[1], found[0]), message)
+    value = rf" (?:{'|'.join(re.escape(value) for _, value in pairs)})(?!\S)| [^ ]*(?=:)"
+    return re.sub(rf"(--[\w-]+)({value})?", lambda found: given.get(found[1], found[0]), message)

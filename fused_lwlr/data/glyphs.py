@@ -25,8 +25,7 @@ FEWEST = 5
 def open_glyphs(image_size: int | None) -> Splits:
     """The data set "glyphs": 34 characters in every font, white on black; every fifth font is for validation.
 
-    The same fonts and version of Pillow give the same bits. Other fonts are other data, which `Splits.fingerprint`
-    tells.
+    The same fonts and version of Pillow give the same bits. Other fonts change `Splits.fingerprint`.
 
     Args:
         image_size: the side of the images in pixels; None for 16.

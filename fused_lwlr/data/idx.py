@@ -83,11 +83,6 @@ def _shifted(inputs: Tensor, wanted: MicroBatch) -> Tensor:
     return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def is_idx(source: str) -> bool:
-    """Whether data, by their name, are files in the IDX format."""
-    return source == FASHION or source.startswith(PREFIX)
-
-
 def open_idx(source: str, image_size: int | None, augmentation: str) -> Splits:
     """The data set "fashion-mnist", or "idx:FOLDER" with four files in the IDX format, compressed by gzip or not.
 

@@ -16,6 +16,8 @@ PAIRS = "pairs:"
 PAD, BEGIN, END = range(3)
 SPECIAL = ("<pad>", "<begin>", "<end>")
 """Tokens before the vocabulary: padding, the begin of a target, and the end of a sentence."""
+VALIDATION_FRACTION = 0.08
+"""Fraction of a text, or of pairs, for validation, at their end."""
 
 Lines = list[tuple[str, str]]
 
@@ -111,7 +113,7 @@ def encoded(pairs: Lines, vocabulary: str, tokenizer: str | None) -> tuple[Sente
 
 
 def open_pairs(
-    source: str, *, context: int, vocabulary: str, tokenizer: str | None, val_data: str | None, share: float
+    source: str, *, context: int, vocabulary: str, tokenizer: str | None, val_data: str | None
 ) -> tuple[PairSplit, PairSplit, tuple[str, ...]]:
     """Pairs for training and for validation, and the names of their tokens.
 
@@ -120,11 +122,10 @@ def open_pairs(
         context: the most tokens of a side, its END included.
         vocabulary, tokenizer: as for `open_text`.
         val_data: an argument of `read_pairs`; None for the last pairs of `source`.
-        share: the fraction of these last pairs.
     """
     pairs = read_pairs(source.removeprefix(PAIRS))
     held_out = read_pairs(val_data.removeprefix(PAIRS)) if val_data is not None else []
-    cut = len(pairs) if held_out else len(pairs) - max(1, int(share * len(pairs)))
+    cut = len(pairs) if held_out else len(pairs) - max(1, int(VALIDATION_FRACTION * len(pairs)))
     if not cut:
         raise ValueError(f"{source} has {len(pairs)} pair: give more, since validation needs some")
     pairs += held_out

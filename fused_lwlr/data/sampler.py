@@ -1,6 +1,7 @@
 """The images of each step, process and forward pass."""
 
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ class MicroBatch(NamedTuple):
     copies: tuple[int, ...] = ()  # the number of each copy of an image, from 0; empty without copies
 
 
+@dataclass(eq=False)
 class MicroBatchSampler(Sampler[MicroBatch]):
     """The micro-batches of one process, in order: `micro_batches` for each optimizer step.
 
@@ -41,32 +43,29 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         ValueError: the batch is larger than the data set or cannot be split evenly.
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        seed: int,
-        batch_size: int,
-        micro_batch: int,
-        steps: int,
-        world_size: int = 1,
-        rank: int = 0,
-        repeats: int = 1,
-        start_step: int = 0,
-    ) -> None:
+    count: int
+    _: KW_ONLY
+    seed: int
+    batch_size: int
+    micro_batch: int
+    steps: int
+    world_size: int = 1
+    rank: int = 0
+    repeats: int = 1
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        count, batch_size, of_ranks = self.count, self.batch_size, self.micro_batch * self.world_size
         if batch_size > count:
             raise ValueError(
                 f"batch_size={batch_size} is more than the {count} examples of the training set: lower it, or add some"
             )
-        if batch_size % (micro_batch * world_size):
+        if batch_size % of_ranks:
             raise ValueError(
-                f"batch_size={batch_size} cannot be split into micro-batches of {micro_batch} on {world_size} processes"
+                f"batch_size={batch_size} cannot be split into micro-batches of {self.micro_batch} on "
+                f"{self.world_size} processes"
             )
-        self.count, self.seed, self.batch_size, self.micro_batch = count, seed, batch_size, micro_batch
-        self.world_size, self.rank, self.start_step, self.steps = world_size, rank, start_step, steps
-        self.repeats = repeats
-        self.steps_per_epoch = count // batch_size
-        self.micro_batches = batch_size // (micro_batch * world_size)
+        self.steps_per_epoch, self.micro_batches = count // batch_size, batch_size // of_ranks
 
     def __len__(self) -> int:
         return (self.steps - self.start_step) * self.micro_batches

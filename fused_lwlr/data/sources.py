@@ -44,7 +44,7 @@ class Split(Dataset[Loaded]):
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """A text that tells sets of examples apart, made within about a second; by default of their number."""
+        """A text that differs for different examples, made within about a second; by default from their number."""
         return digest(len(self))
 
 
@@ -92,7 +92,8 @@ class Files:
     """Image files: paths in one block of bytes, since every worker would eventually copy a million strings.
 
     Attributes:
-        names, ends: the paths after the part that all begin with, so that they do not depend on the folder.
+        names, ends: the paths without their common beginning, so that they do not depend on the folder, in one block,
+            and where each ends.
     """
 
     def __init__(self, files: Sequence[Sequence[str]]) -> None:

@@ -10,7 +10,7 @@ from fused_lwlr.data.decode import MEAN, STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
-from fused_lwlr.data.idx import is_idx, open_idx
+from fused_lwlr.data.idx import FASHION, PREFIX, open_idx
 from fused_lwlr.data.sources import Files, Noise, Splits, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
@@ -69,7 +69,7 @@ def open_data(
         raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
     if val_data is not None and not str(source).endswith(".tar"):
         raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
-    if str(source) in ("digits", GLYPHS) or is_idx(str(source)):
+    if str(source) in ("digits", GLYPHS, FASHION) or str(source).startswith(PREFIX):
         if changed:
             name, value = next(iter(changed.items()))
             raise ValueError(f"{name}={value} is for photographs: leave it out with data={source}")

@@ -12,13 +12,11 @@ import numpy as np
 
 from fused_lwlr.data.folder import files_below
 from fused_lwlr.data.hub import HUB, open_documents, texts
-from fused_lwlr.data.pairs import PAIRS, open_pairs
+from fused_lwlr.data.pairs import PAIRS, VALIDATION_FRACTION, open_pairs
 from fused_lwlr.data.sequences import MappedFiles, Sequences, Tokens
 from fused_lwlr.data.sources import DataSet
 from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 
-VALIDATION_FRACTION = 0.08
-"""Fraction of a text for validation, at its end."""
 PYTHON_DOCS = "python-docs"
 FILES = "text:"
 VOCABULARIES = ("bytes", "characters")
@@ -79,12 +77,7 @@ def open_text(
         raise ValueError(f"tokenizer={tokenizer} and vocabulary={vocabulary} exclude each other: give one")
     if source.startswith(PAIRS):
         train, val, classes = open_pairs(
-            source,
-            context=context,
-            vocabulary=vocabulary,
-            tokenizer=tokenizer,
-            val_data=val_data,
-            share=VALIDATION_FRACTION,
+            source, context=context, vocabulary=vocabulary, tokenizer=tokenizer, val_data=val_data
         )
         return Text(source, train, val, classes, context, "pairs")
     name, parts, classes = _tokens(source, vocabulary, tokenizer)

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -73,3 +73,11 @@ def listed(name: str, value: Any) -> list[Any]:
     """Returns an argument as a list, also of an iterator, or of a text alone; raises ValueError if it is no list."""
     require(isinstance(value, Iterable), name, value, "a list")
     return [value] if isinstance(value, str) else list(value)
+
+
+def numbers(name: str, value: ArrayLike) -> Array:
+    """Returns an argument as a float64 array; raises ValueError if it holds no numbers."""
+    try:
+        return np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={shown(value)} must be a number, or an array of numbers") from None

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fused_lwlr.integrations.extras import import_beside_torchvision, import_extra
 
@@ -37,7 +37,7 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
     except Exception as error:
         raise _refused(name, arguments, error) from error
     linear_(model, transformers.pytorch_utils.Conv1D)
-    model.register_forward_hook(_logits)
+    model.register_forward_hook(lambda model, inputs, outputs: outputs.logits)
     _check_causal(model, f"hf:{name}", min(context, 8))
     return model
 
@@ -79,11 +79,6 @@ def linear_(model: nn.Module, transposed: type[nn.Module]) -> None:
                 linear.weight.copy_(weight.T)
                 linear.bias.copy_(child.bias)  # type: ignore[arg-type]
                 setattr(parent, name, linear)
-
-
-def _logits(model: nn.Module, inputs: Any, outputs: Any) -> Tensor:
-    logits: Tensor = outputs.logits
-    return logits
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ HELD_OUT = 200
 CONTEXT = 31
 """The longest pair has 29 characters, 30 with END."""
 NO_SOURCE = 0.3
-"""Least loss in nats a character without the source: the 1,000 numbers have log(1000) / 23 characters with END."""
+"""The least possible loss in nats a character without the source: log(1000) for 23 characters with END."""
 DIVERGED = 2.8
 """Loss of diverged trainings in pictures; predicting each character with its frequency has 2.7."""
 LRS = {

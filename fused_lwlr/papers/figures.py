@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain, zip_longest
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import matplotlib
@@ -42,6 +42,8 @@ def bands(
     """
     titles = results[list(panel)].agg(lambda names: ", ".join(filter(None, names)), axis=1) if panel else ""
     results = results.astype({y: float}).assign(panel=titles)
+    if results[y].isna().all():  # seaborn refuses a column without a number
+        results = results.fillna({y: inf})
     count = results.panel.nunique()
     columns = min(columns, count)
     facets: dict[str, Any] = {"col": "panel", "col_wrap": columns if count > 1 else None}
@@ -90,6 +92,6 @@ def mark_diverged(figure: Figure, loss: float, *, room: float = 0.05) -> Figure:
 
 
 def unrolled(results: Any, values: str, number: str, *, start: int = 0) -> Any:
-    """A row for each value of the lists in a column, and a column with its number."""
-    of = results[results[values].notna()].explode(values)
+    """A row for each value of the lists in a column, one for a missing list, and a column with its number."""
+    of = results.explode(values)
     return of.assign(**{number: of.groupby("name").cumcount() + start})

@@ -65,7 +65,7 @@ class Settings:
         return {"data": self.data, "device": self.device, **{name: value for name, value in optional.items() if value}}
 
     def few(self, values: Sequence[Any], count: int) -> Sequence[Any]:
-        """Values, or the first ones in a quick study."""
+        """All values; in a quick study only the first `count`."""
         return values[:count] if self.quick else values
 
     def models(self, own: Sequence[str]) -> Sequence[str]:
@@ -88,8 +88,8 @@ class Settings:
         By default all seeds of the study run, and the common parameters are the options of trainings.
         """
         common = self.common if common is None else common
-        every = [{**cell, "seed": seed} for cell in cells for seed in range(seeds or self.seeds)]
-        return [Job(form, function, common | cell) for cell in every]
+        every = range(seeds or self.seeds)
+        return [Job(form, function, {**common, **cell, "seed": seed}) for cell in cells for seed in every]
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,9 @@ class Study:
         if quick:
             own |= {"seeds": min(2, self.seeds), "epochs": self.epochs and 1, "steps": self.steps and 4}
         chosen: dict[str, Any] = own | options
-        if is_text(chosen["data"]) != is_text(self.data):
-            kinds = ("images", "text") if is_text(self.data) else ("text", "images")
-            raise ValueError(f"--data {chosen['data']} is {kinds[0]}: {self.name} needs {kinds[1]}")
+        given, needed = map(_kind, (chosen["data"], self.data))
+        if given != needed:
+            raise ValueError(f"--data {chosen['data']} is {given}: {self.name} needs {needed}")
         if chosen["seeds"] < self.least_seeds:
             raise ValueError(
                 f"--seeds {chosen['seeds']}: {self.name} shows a spread over seeds, which takes two at least"
@@ -187,3 +187,7 @@ class Study:
             # arguments of a model add up
             fields[key] = [*fields.get(key, ()), value] if key == "model_args" else literal(value)
         return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)
+
+
+def _kind(data: str) -> str:
+    return "pairs" if data.startswith("pairs:") else "text" if is_text(data) else "images"

@@ -131,7 +131,7 @@ def paper_of(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
     """The paper's net that is most similar, and its figures."""
     name, normalized = of.model.iloc[0], bool(of.normalized.iloc[0])
     net = next((net for start, net in FAMILIES.items() if name.startswith(start)), "ResNet-110")
-    return f"{net} {'with' if normalized else 'without'} BN", PAPER[net, normalized]
+    return f"{net} {'with' if normalized else 'without'} BN", PAPER.get((net, normalized), {})
 
 
 def factors(results: Any) -> list[Any]:
@@ -204,9 +204,11 @@ def draw(results: Any) -> Figure:
         curves, x="at", y="value", labels=("epoch", "test accuracy in %"), log="", panel=("model", "part"), free="xy",
         hue="start", palette=COLORS,
     )  # fmt: skip
-    for accuracy, deviation in zip(figure.axes[::2], figure.axes[1::2], strict=True):
-        accuracy.set(ylim=(0, 101), xlabel="epoch")
-        deviation.set(yscale="log", xlabel="weight, in order of the model", ylabel="σ(g) at initialization")
+    for axes in figure.axes:
+        if axes.get_title().endswith("accuracy"):
+            axes.set(ylim=(0, 101), xlabel="epoch")
+        else:
+            axes.set(yscale="log", xlabel="weight, in order of the model", ylabel="σ(g) at initialization")
     return figure
 
 

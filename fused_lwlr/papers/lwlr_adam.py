@@ -46,7 +46,8 @@ def over_seeds(read: Callable[[Any, Any], Any], form: str = "{:.2f}") -> Value:
 
     def found(of: Any) -> str:
         single, layerwise = (of[of.kind == kind].set_index("seed").multiplier for kind in KINDS)
-        return cell([float(read(np.array(single[seed]), np.array(layerwise[seed]))) for seed in single.index], form)
+        pairs = [[np.array(each[seed], float) for each in (single, layerwise)] for seed in single.index]
+        return cell([float(read(*pair)) for pair in pairs], form)
 
     return found
 

@@ -133,8 +133,8 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     ]
     notes = [
         settings.over + ("" if settings.model else drawn_as),
-        "paper, Figure 7, as its text has it: SGD-NG bears higher rates but does not reach low losses; SGD-NG_adap "
-        "reaches them; LWLR does so over more rates",
+        "paper, Figure 7, according to its text: SGD-NG tolerates higher rates, but does not reach low losses; "
+        "SGD-NG_adap reaches them; LWLR does so over more rates",
     ]
     paper = "paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"
     ours = "test accuracy in % at the rate with the lowest training loss"

@@ -71,7 +71,7 @@ class Run:
 
 
 class PeriodicReport:
-    """Has the report written after a validation, so that a run that is killed has one as well; made on rank 0 alone.
+    """Writes the report after a validation, so that a killed run has one too. Made on rank 0 alone.
 
     It takes at least `minutes` from the start to the first report, and from each report to the next.
     """

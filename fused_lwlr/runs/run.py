@@ -79,7 +79,7 @@ def run(recipe: Recipe) -> int:
             chosen.append(PeriodicReport(lambda: write_report(recipe.out), recipe.checkpoint_minutes))
             return [*chosen, screen]
 
-        loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
+        loop = Loop(trainer, sinks, checkpoints=checkpoints, agree=flag.agree, advance=screen.advance)
         begun = _begun(checkpoints)
         if begun:
             on_rank0(lambda: _check_rates(recipe))

@@ -19,12 +19,12 @@ from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.running_loss import RunningLoss
-from fused_lwlr.training.signals import StopFlag, StoppedError, no_signals
+from fused_lwlr.training.signals import Agree, StoppedError, no_signals
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
 
 MAX_SKIPS = 100
-"""Steps in a row that may be skipped: after more, the weights give no finite gradients any more."""
+"""Steps in a row that may be skipped. More mean that the weights give no finite gradients any more."""
 
 
 class Sink(Protocol):
@@ -44,7 +44,7 @@ class Loop:
         trainer: constructed; not yet prepared for a run in a folder.
         open_sinks: makes the sinks, from the step after which the run resumes, or None.
         every: steps between two records of training; by default from the recipe.
-        flag: entered; required with `checkpoints`.
+        agree: called between steps, as `StopFlag.agree`.
         advance: called with the number of each completed step.
 
     Attributes:
@@ -60,12 +60,11 @@ class Loop:
         *,
         every: int | None = None,
         checkpoints: Checkpoints | None = None,
-        flag: StopFlag | None = None,
+        agree: Agree = no_signals,
         advance: Callable[[int], object] = lambda step: None,
     ) -> None:
         self.trainer, self.checkpoints = trainer, checkpoints
-        self.agree = no_signals if flag is None else flag.agree
-        self.open_sinks, self.advance = open_sinks, advance
+        self.agree, self.open_sinks, self.advance = agree, open_sinks, advance
         self.sinks: Sequence[Sink] = [] if checkpoints is not None else open_sinks(None)
         self.recipe: Recipe = trainer.recipe
         self.folder = Path(self.recipe.out)

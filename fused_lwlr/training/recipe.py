@@ -148,7 +148,7 @@ class Recipe:
     image_size: Side | None = _data(
         None,
         "Side of images in pixels.",
-        shown="224 for timm, 8 for digits, 16 for glyphs, of IDX files their own, else 64",
+        shown="224 for timm, 8 for digits, 16 for glyphs, the files' own size for IDX files, else 64",
     )
     test_size: Side | None = _data(None, "Side of validation images in pixels.", shown="--image-size")
     augmentation: Augmentation = _data(
@@ -178,17 +178,15 @@ class Recipe:
     workers: Annotated[int, Field(ge=0, le=1024)] | None = _data(
         None,
         "Processes that load data, for each process that trains.",
-        shown="the cores of the machine by the processes that train on it, at most 8; none for data in memory and text",
+        shown="cores divided by the training processes of the machine, at most 8; none for data in memory and text",
     )
     prefetch: Annotated[int, Field(ge=1, le=1024)] = _data(
         2, "Passes that each worker loads ahead; --dry-run shows the memory that this takes."
     )
 
-    loss: Literal["ce", "bce"] = _loss(
-        "ce", "Cross entropy, or binary cross entropy of each class for itself, averaged over classes."
-    )
+    loss: Literal["ce", "bce"] = _loss("ce", "Cross entropy, or the mean of a binary cross entropy for each class.")
     bce_threshold: FractionBelowOne | None = _loss(
-        None, "Classes of a mixed image with more than this count as 1, and the others as 0.", shown="none: parts count"
+        None, "Targets of mixed images above this become 1, and the others 0.", shown="none: targets stay fractions"
     )
     label_smoothing: FractionBelowOne = _loss(0.0, "Part of each label that is spread over all classes.")
 
@@ -196,7 +194,7 @@ class Recipe:
     lr: NonNegativeFloat = _optimizer(
         0.1,
         "Peak learning rate. If you give it, it is not scaled with the batch size, unless you also give --lr-scaling.",
-        shown="what suits model and optimizer",
+        shown="depends on the model and the optimizer",
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = _optimizer(
         "none", "How --lr changes from --lr-batch-size to --batch-size."
@@ -231,9 +229,9 @@ class Recipe:
     )
     scaling: Scalings = _optimizer(
         "none",
-        "Layer-wise scaling by norms of each step: of the gradient, of the step, or of the weights, which stay "
-        "constant with hyperball and change less with brake. Nesterov momentum and Adam were reported to match LARS "
-        "and LAMB.",
+        "Scale the step of each layer by the norms of its gradient, step or weights. hyperball keeps the norms of "
+        "weights constant, and brake slows their change. Nesterov momentum and Adam were reported to match LARS and "
+        "LAMB.",
     )
     select: Names = _optimizer(
         (),
@@ -243,9 +241,11 @@ class Recipe:
     )
     goal: PositiveFloat | None = _optimizer(None, "With --scaling elr: the value of ‖g‖ / ‖w‖ of every layer.")
     trust_coefficient: PositiveFloat = _optimizer(0.001, "With --scaling lars or larc.")
-    ratio: PositiveFloat | None = _optimizer(None, "With --scaling floor: the smallest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
+    ratio: PositiveFloat | None = _optimizer(
+        None, "With --scaling floor: the least ‖Δw‖ / ‖w‖ of a layer, in units of --lr."
+    )
     ceiling: PositiveFloat | None = _optimizer(
-        None, "With --scaling floor: the largest ‖Δw‖ / ‖w‖ of a layer, by --lr."
+        None, "With --scaling floor: the largest ‖Δw‖ / ‖w‖ of a layer, in units of --lr."
     )
     outward: NonNegativeFloat = _optimizer(0.5, "With --scaling brake: the part of an increase of ‖w‖ that remains.")
     inward: NonNegativeFloat = _optimizer(1.0, "With --scaling brake: the part of a decrease of ‖w‖ that remains.")

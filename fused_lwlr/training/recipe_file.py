@@ -23,7 +23,7 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
     # a run writes recipe.toml with the names of its folders, which may be any bytes; an editor may put a mark first
     fields = _parsed(path, path.read_text(encoding="utf-8-sig", errors="surrogateescape"))
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        raise ValueError(f"--config {path}: must be a table of options, such as batch_size")
+        raise ValueError(f"--config {path}: must be a table of options, such as 'batch_size'")
     for name in fields:
         if "-" in name and name.replace("-", "_") in fields:
             raise ValueError(f"--config {path} has {name} twice, also with underscores: give it once")

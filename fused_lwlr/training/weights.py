@@ -36,7 +36,8 @@ def load_weights(path: str | None, model: nn.Module) -> None:
 
 def _read(path: str, wanted: states.Shapes) -> dict[str, Tensor]:
     if not Path(path).is_file():
-        raise FileNotFoundError(f"--weights {path}: there is no such file; give one such as model.pt of a run")
+        problem = "it is a folder" if Path(path).is_dir() else "there is no such file"
+        raise FileNotFoundError(f"--weights {path}: {problem}; give a file such as model.pt of a run")
     try:
         content: Any = files.read_tensors(Path(path))
     except ValueError as error:

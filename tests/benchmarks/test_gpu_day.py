@@ -126,6 +126,9 @@ def test_the_folder_must_be_named(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         gpu_day.main(["smoke"])
     assert "--out is missing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        gpu_day.main(["smoke", "--out", "/dev/null/day"])
+    assert "argument --out: /dev/null/day: Not a directory: give another folder" in capsys.readouterr().err
     monkeypatch.setenv("OUT", str(tmp_path / "new"))
     monkeypatch.setattr(gpu_day, "stages", lambda *_: {"smoke": Stage(60, [FINE])})
     assert gpu_day.main(["smoke"]) == 0

@@ -55,6 +55,11 @@ def test_it_becomes_json_markdown_and_a_figure(result, tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
+def test_no_figure_without_a_timed_case(tmp_path):
+    figures.throughput({"rows": [{"set": "toy", "skipped": "no time is left"}]}, tmp_path / "figure.png")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("contestant", ENTRANTS, ids=lambda c: c.name.replace(" ", "_"))
 def test_contestants_are_right(contestant):
     assert gate.refusal(contestant, torch.float32, DEVICE) is None

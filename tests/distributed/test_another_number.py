@@ -147,7 +147,7 @@ def test_counts_since_the_last_record_are_counted_once(before, after):
         world = World(dist.get_rank() if size > 1 else 0, size, torch.device("cpu"))
         trainer = Trainer(recipe, world, running.load_data(recipe))
         trainer.prepare_to_resume()
-        return Loop(trainer, lambda after: [], checkpoints=Checkpoints("checkpoints"), flag=StopFlag())
+        return Loop(trainer, lambda after: [], checkpoints=Checkpoints("checkpoints"), agree=StopFlag().agree)
 
     with regrouped(before) as mine:
         if mine:

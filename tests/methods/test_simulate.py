@@ -196,7 +196,7 @@ WRONG = [
     (lambda: simulate.discrete([1.0], 1.0, 0.1), "lrs=0.1 must be an array with a rate for each step"),
     (lambda: simulate.discrete([1.0, 2.0], [1.0, 2.0, 3.0], [0.1]), "do not broadcast: layers come last"),
     (lambda: simulate.discrete([1.0], 1.0, [math.nan]), r"lrs=\[nan\] must be finite"),
-    (lambda: simulate.discrete("a", 1.0, [0.1]), "c='a' must be a number or an array of numbers"),
+    (lambda: simulate.discrete("a", 1.0, [0.1]), "c='a' must be a number, or an array of numbers"),
     (
         lambda: simulate.momentum(1.0, 1.0, [[0.1] * 3], [0.9] * 2, 1),
         r"the shapes of lr, \(3,\), and momentum, \(2,\), do not broadcast",

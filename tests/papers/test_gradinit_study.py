@@ -210,6 +210,11 @@ def test_figures_of_the_paper(model, normalized, net, gradinit):
     assert (found, figures["gradinit-normalized"][0]) == (net, gradinit)
 
 
+def test_a_net_that_the_paper_does_not_have():
+    found = paper_of(pandas.DataFrame({"model": "resnet1202-nobn", "normalized": [False]}))
+    assert found == ("ResNet-1202 without BN", {})
+
+
 @pytest.mark.parametrize(
     ("net", "normalized", "signs", "adam"),
     [("VGG-19", False, "30.89, 94.41", "30.48, 94.62"), ("VGG-19", True, "16.58, 94.46", "35.09, 94.64"),

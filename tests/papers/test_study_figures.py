@@ -1,13 +1,19 @@
 """The figures of studies: their size on a page, and trainings that diverged."""
 
+import json
 import math
 from itertools import product
+from pathlib import Path
 
 import pandas
 import pytest
 
 from fused_lwlr.papers import language, methods
 from fused_lwlr.papers.figures import WIDTH, bands, panels
+from fused_lwlr.papers.store import load_recorded
+from fused_lwlr.papers.studies import find
+
+RECORDED = Path(__file__).parents[2] / "bench" / "results" / "studies"
 
 
 @pytest.mark.parametrize(("count", "rows", "width"), [(1, 1, 0.6 * WIDTH), (2, 1, WIDTH), (3, 2, WIDTH), (4, 2, WIDTH)])
@@ -44,6 +50,19 @@ def test_a_line_marks_the_losses_of_trainings_that_diverged():
     assert [text.get_text() for text in axes.texts] == ["diverged"]
     assert list(axes.lines[0].get_ydata()) == [2.0, language.DIVERGED]
     assert set(axes.lines[-1].get_ydata()) == {language.DIVERGED}
+
+
+@pytest.mark.parametrize("name", ["lwlr-adam", "gradinit", "lwlr-methods", "elr-warmup", "large-batch"])
+def test_a_study_whose_trainings_all_diverged(name, tmp_path):
+    """Recorded results without any value, as after `--set weight_decay=1e9`."""
+    recorded = json.loads((RECORDED / name / "results.json").read_text(encoding="utf-8"))
+    for job in recorded["jobs"]:
+        job["values"] = dict.fromkeys(job["values"])
+    (tmp_path / "results.json").write_text(json.dumps(recorded))
+    study = find(name)
+    settings, results = load_recorded(tmp_path / "results.json", study)
+    assert study.tables(settings, results)
+    assert study.draw(results).axes
 
 
 def test_a_legend_has_a_row_for_colors_and_a_row_for_styles():

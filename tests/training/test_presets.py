@@ -214,7 +214,7 @@ def test_epochs_of_the_command_line_replace_steps_of_a_file(command, asked, tmp_
         ("--config a.yaml", {"a.yaml": "lr: ["}, "--config a.yaml: while parsing"),
         *((f"--config {name}", {name: f"{lr} {'[' * 5000}"}, f"--config {name}: maximum recursion depth exceeded")
           for name, lr in {"a.toml": "lr =", "a.yaml": "lr:"}.items()),
-        ("--config a.yaml", {"a.yaml": "3"}, "--config a.yaml: must be a table of options"),
+        ("--config a.yaml", {"a.yaml": "3"}, "--config a.yaml: must be a table of options, such as 'batch_size'"),
         ("--config a.toml", {"a.toml": "batch_size = 0"}, "a.toml: --batch-size 0: must be greater than or equal to 1"),
         ("--config a.toml", {"a.toml": "batchsize = 0"}, "a.toml: batchsize: there is no such option; did you mean"),
         ("--config a.toml --lr -1", {"a.toml": "lr = 0.1"}, "--lr -1: must be greater than or equal to 0"),
@@ -272,7 +272,7 @@ def test_help_lists_every_option_with_its_default(command):
     for name, field in FIELDS.items():
         assert f"--{name.replace('_', '-')}" in text, name
         assert field.description.split()[0] in text
-    for default in ("0.9,0.999", "what suits model and optimizer", "bicubic|bilinear|random", "runs/train"):
+    for default in ("0.9,0.999", "depends on the model and the optimizer", "bicubic|bilinear|random", "runs/train"):
         assert default in " ".join(text.split())
 
 

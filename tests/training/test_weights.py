@@ -25,7 +25,7 @@ def test_saved_weights_are_loaded_in_the_dtype_of_the_model(dtype, tmp_path):
 
 
 WRONG = {
-    "nothing": (None, FileNotFoundError, "there is no such file; give one such as model.pt of a run"),
+    "nothing": (None, FileNotFoundError, "there is no such file; give a file such as model.pt of a run"),
     "text": (b"no weights", ValueError, "cannot be read: "),
     "list": ([1], ValueError, "does not hold tensors by name: give a file such as model.pt of a run"),
     "empty": ({}, ValueError, "does not hold tensors by name"),

@@ -12,8 +12,7 @@ A₂ = W₁ᵀ β aᵀ / √h). It leaves out the part that comes from the netwo
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fused_lwlr.methods.checks import Array, check_choice, check_count
-from fused_lwlr.optim.option_table import shown
+from fused_lwlr.methods.checks import Array, check_choice, check_count, numbers
 
 
 def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
@@ -77,15 +76,7 @@ def _start(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int) -> tuple[Array
     """Both rates in the units of the formulas, and 1 / h."""
     check_sizes(h, layers)
     unit = h**1.5 if layers == 2 else h**0.5
-    return rates_of("eta1", eta1) / unit, rates_of("eta2", eta2) / unit, 1 / h
-
-
-def rates_of(name: str, value: ArrayLike) -> Array:
-    """Returns learning rates as an array; raises ValueError if they are no numbers."""
-    try:
-        return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}={shown(value)} must be a number, or an array of numbers") from None
+    return numbers("eta1", eta1) / unit, numbers("eta2", eta2) / unit, 1 / h
 
 
 def check_sizes(h: int, layers: int, steps: int = 0) -> None:

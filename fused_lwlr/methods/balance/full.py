@@ -12,8 +12,8 @@ Three layers: W₁ and W₂ change within the span of u = W₁ W₂ a and β, wh
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fused_lwlr.methods.balance.closed import check_sizes, rates_of
-from fused_lwlr.methods.checks import Array
+from fused_lwlr.methods.balance.closed import check_sizes
+from fused_lwlr.methods.checks import Array, numbers
 
 FEWEST, MOST = 64, 1 << 16
 """The numbers of angles at which g is evaluated. The number is doubled until the mean converges."""
@@ -40,7 +40,7 @@ def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, lay
             that its mean does not converge.
     """
     check_sizes(h, layers, steps)
-    one, two = np.broadcast_arrays(rates_of("eta1", eta1), rates_of("eta2", eta2))
+    one, two = np.broadcast_arrays(numbers("eta1", eta1), numbers("eta2", eta2))
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _two_layers(one, two, h, steps) if layers == 2 else _three_layers(one, two, h, steps)
     # an overflow becomes infinity minus infinity

@@ -1,5 +1,6 @@
 """Training of the networks with matrices, independent of the closed forms."""
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
@@ -41,11 +42,12 @@ def simulate(
             of variance ρ / h to the teacher that training sees. The test loss is without noise.
 
     Raises:
-        ValueError: `layers` is below 2, `gradient` or `init` is unknown, the width is below 2, or the number of steps
-            or the noise is negative.
+        ValueError: `layers` is below 2, `gradient` or `init` is unknown, the width is below 2, the number of steps or
+            the noise is negative, or a rate is not finite.
     """
     check_count("layers", layers, 2)
     check_sizes(h, 2, steps)
+    eta1, eta2 = _rate("eta1", eta1), _rate("eta2", eta2)
     noise = number("noise", noise, "at least 0: it is a variance", lambda found: found >= 0)
     check_choice("gradient", gradient, get_args(Gradient))
     check_choice("init", init, get_args(Init))
@@ -87,9 +89,10 @@ def simulate_relu(h: int, eta1: float, eta2: float, steps: int, seed: int) -> Ar
         h, eta1, eta2, steps, seed: as in `simulate`.
 
     Raises:
-        ValueError: the width is below 2, or the number of steps is negative.
+        ValueError: the width is below 2, the number of steps is negative, or a rate is not finite.
     """
     check_sizes(h, 3, steps)
+    eta1, eta2 = _rate("eta1", eta1), _rate("eta2", eta2)
     rng = np.random.default_rng(seed)
     first, second = orthogonal(rng, h), orthogonal(rng, h)
     teacher, last = unit(rng, h), unit(rng, h) / h**0.5
@@ -105,6 +108,10 @@ def simulate_relu(h: int, eta1: float, eta2: float, steps: int, seed: int) -> Ar
             to_hidden = to_top @ second.T * (hidden > 0)
             first, second = first - eta1 * train.T @ to_hidden, second - eta2 * hidden.T @ to_top
     return np.array(losses)
+
+
+def _rate(name: str, value: float) -> float:
+    return number(name, value, "a finite number", math.isfinite)
 
 
 def orthogonal(rng: np.random.Generator, h: int) -> Array:

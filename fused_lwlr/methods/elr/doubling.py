@@ -17,8 +17,8 @@ from fused_lwlr.methods.restoring import as_it_was
 # Doubling is exact in floating point, so outputs that should not change mostly have the same bits. Gradients
 # get more room: kernels of the backward pass may add in any order, and halves of small float16 numbers round.
 _OUTPUTS, _GRADIENTS = 1e-4, 1e-2
-# The eps meanwhile: far below relevant variances, but large enough that noise of a constant channel stays small, which
-# 1e-30 would not ensure.
+# The eps of normalizations during the comparison: far below relevant variances, but large enough that noise of a
+# constant channel stays small, which 1e-30 would not ensure.
 _EPS = 1e-12
 
 NO_POWER = "a bias or running statistics do not change by a single power of its scale"

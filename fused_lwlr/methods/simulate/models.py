@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fused_lwlr.methods.checks import Array, check_count, check_rate, number, require
-from fused_lwlr.optim.option_table import shown
+from fused_lwlr.methods.checks import Array, check_count, check_rate, number, numbers, require
 
 
 class Simulation(NamedTuple):
@@ -198,9 +197,6 @@ def _initial(c: ArrayLike, sq_norm: ArrayLike, shape: tuple[int, ...]) -> tuple[
 
 
 def _numbers(name: str, values: ArrayLike) -> Array:
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}={shown(values)} must be a number or an array of numbers") from None
+    array = numbers(name, values)
     require(np.isfinite(array).all() and (array >= 0).all(), name, values, "finite and not negative")
     return array
