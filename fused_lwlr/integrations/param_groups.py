@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fused_lwlr.measure.layers import named_tensors
@@ -82,7 +83,7 @@ def layers_from_param_groups(
             merged[name] = base = max(map(float, values), key=lambda value: math.frexp(value)[0])
             for options, value in zip(own, values, strict=True):
                 options[name] = float(value) / base if base else 1.0
-        elif all(value == values[0] for value in values):
+        elif all(_are_equal(value, values[0]) for value in values):
             merged[name] = values[0]
         elif name in NAMES:
             merged[name] = values[0]
@@ -106,6 +107,10 @@ def layers_from_param_groups(
         merged.pop("param_names", None)
         merged["params"] = [(names[id(param)], param) for param in params]
     return merged
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
 
 
 def _listed(params: Any) -> list[Any]:

@@ -76,11 +76,16 @@ def _alone(batch: Any) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
 
 
-def _taken(model: Any, names: AbstractSet[str]) -> AbstractSet[str]:
-    """Returns the `names` that the model's `forward` accepts as keywords."""
+def unwrapped(model: Any) -> Any:
+    """The model within `torch.compile`, `DataParallel` and `DistributedDataParallel`."""
     while (compiled := hasattr(model, "_orig_mod")) or isinstance(model, (nn.DataParallel, DistributedDataParallel)):
         model = model._orig_mod if compiled else model.module
-    parameters = inspect.signature(model.forward).parameters.values()
+    return model
+
+
+def _taken(model: Any, names: AbstractSet[str]) -> AbstractSet[str]:
+    """Returns the `names` that the model's `forward` accepts as keywords."""
+    parameters = inspect.signature(unwrapped(model).forward).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return names
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & names

@@ -13,7 +13,9 @@ from fused_lwlr.shards import reshard
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Turns gradients on; restores weights, buffers, gradients, modes and random number generators on exit or error.
+    """Turns gradients on, and begins without any.
+
+    Weights, buffers, gradients, modes and random number generators are restored on exit and after an error.
 
     Raises:
         ValueError: a parameter has no values to restore, or cannot be changed.
@@ -37,6 +39,11 @@ def _restored(model: nn.Module) -> Iterator[None]:
     # forward passes can set buffers
     owned = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     modes = [(module, module.training) for module in model.modules()]
+    # attributes such as the weight that `torch.nn.utils.spectral_norm` computes in forward passes
+    computed = [(vars(module), *item) for module in model.modules() for item in vars(module).items()]
+    computed = [(attributes, name, value) for attributes, name, value in computed if isinstance(value, Tensor)]
+    for param, *_ in params:
+        param.grad = None
     python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = sorted({param.device.index for param, _, _ in params if param.device.type == "cuda"})
     try:
@@ -56,6 +63,8 @@ def _restored(model: nn.Module) -> Iterator[None]:
             for own, before in owned:
                 own.clear()
                 own.update(before)
+        for attributes, name, value in computed:
+            attributes[name] = value
         for module, training in modes:
             module.training = training
 

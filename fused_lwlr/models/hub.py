@@ -33,7 +33,9 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
             f"model=hf:{name} is not a model that predicts the next token: give one that is, such as hf:gpt2"
         )
     try:
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+        # not the configuration's, which is the dtype of pretrained weights
+        dtype = arguments.get("dtype", torch.float32)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:
         raise _refused(name, arguments, error) from error
     linear_(model, transformers.pytorch_utils.Conv1D)
@@ -75,7 +77,7 @@ def linear_(model: nn.Module, transposed: type[nn.Module]) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, transposed):
                 weight: Any = child.weight
-                linear = nn.Linear(*weight.shape)
+                linear = nn.Linear(weight.shape[0], weight.shape[1], dtype=weight.dtype, device=weight.device)
                 linear.weight.copy_(weight.T)
                 linear.bias.copy_(child.bias)  # type: ignore[arg-type]
                 setattr(parent, name, linear)

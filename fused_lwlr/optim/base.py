@@ -74,8 +74,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         cautious_decay: applies weight decay only to elements where it does not act against the step: where the
             signs of weight and direction do not differ (Cautious Weight Decay, arXiv 2510.12402). For AdamW and
             Lion.
-        master_weights: keeps the master weights of half-precision parameters in float32, as `state["master_weight"]`,
-            and steps these. An element of the parameter that was changed from outside replaces its master weight.
+        master_weights: keeps master weights of bfloat16 and float16 parameters in float32, as
+            `state["master_weight"]`, and steps these. An element of the parameter that was changed from outside
+            replaces its master weight.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that the mean is exact
             and small steps are not lost. The noise depends on `rounding_seed`, the number of the layer, the step
             count and the element: it is the same in every run and on all replicas. The elements of a sharded parameter
@@ -278,7 +279,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         loss_scale = None
         if grad_scale is not None or found_inf is not None:
             loss_scale = Gate(grad_scale=grad_scale, found_inf=found_inf)
-        if found_inf is not None and not self.options.uses_grad_scaler:
+        if found_inf is not None and not (self.options.uses_grad_scaler or self.options.in_backward):
             # only the device knows which steps are skipped
             self.options = replace(self.options, uses_grad_scaler=True)
         if self.options.in_backward:
@@ -477,6 +478,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         super().zero_grad(set_to_none)
         self._handle.reset()
+
+    def release(self) -> None:
+        """Frees the memory that steps reuse, and their references to the state. The next step makes it anew.
+
+        Call it after state was moved by hand, such as to the CPU between training and generation: otherwise the old
+        tensors stay until the next step.
+        """
+        self._last_plans = None
 
     def __getstate__(self) -> dict[str, Any]:
         self._handle.check_copy()

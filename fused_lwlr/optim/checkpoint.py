@@ -275,8 +275,8 @@ def _read_entry(spec: StateSpec, name: Any, value: Any) -> Any:
             )
         raise ValueError(problem)
     if name == RADIUS:
-        if is_addressable(value) and bool((value < 0).any()):
-            raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
+        if is_addressable(value) and not bool(((value >= 0) & value.isfinite()).all()):
+            raise ValueError(f"must be norms, which are finite and not negative, not {value.tolist()!r:.80}")
         return torch.empty(value.shape, dtype=torch.float32, device=local(param).device).copy_(value.detach())
     dtype = options.dtype_of(param, name)
     if type(value.data) is not Tensor or type(param.data) is not Tensor:

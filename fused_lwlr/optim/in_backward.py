@@ -59,6 +59,8 @@ class StepInBackward(Handle):
                 f"such as a second optimizer's after {self.called}. Give each parameter to one optimizer"
             )
         if self._optimizer.holds_averages:
+            # the next backward pass would add to this gradient
+            self._seen.add(id(param))
             raise RuntimeError(f"backward() within averaged() after {self.called}: it would step the averages")
         if id(param) in self._seen:
             raise RuntimeError(
@@ -172,9 +174,9 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
     devices = sorted({str(param.device) for param in params})
     if len(devices) > 1:
         raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")
-    # a parameter may be in its group twice
-    local_parts = {id(param): local(param) for param in params}
-    if find_overlap(list(local_parts.values())) is not None:
+    if len(set(map(id, params))) < len(params):
+        raise ValueError(f"a parameter is given to the optimizer twice, but {called} steps each one once: remove one")
+    if find_overlap(list(map(local, params))) is not None:
         raise ValueError("parameters share memory: one would be changed while backward() needs another; clone() them")
     sharded: list[Any] = list(filter(is_distributed, params))
     offloaded = any(local(param).is_cpu and param.device_mesh.device_type != "cpu" for param in sharded)

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from fused_lwlr.optim.option_table import check_option, number_of, shown
@@ -115,7 +116,7 @@ def eta_of(entry: Slices, start: int, stop: int | None) -> float | None:
 def labels_of(groups: Groups) -> list[list[str]]:
     """Returns the label of each parameter of each group: its name, or "group:position" if it has none.
 
-    A name that occurs more than once is preceded by "group:".
+    A name that occurs more than once is preceded by "group:", or by "group:position:" where that occurs, too.
     """
     # only names are counted: a position is never unique by itself
     counts = Counter(name for group in groups for name in group.get("param_names", ()))
@@ -124,7 +125,11 @@ def labels_of(groups: Groups) -> list[list[str]]:
         count = len(group["params"])
         names = group.get("param_names", range(count))[:count]
         labels.append([name if counts[name] == 1 else f"{index}:{name}" for name in names])
-    return labels
+    repeated = Counter(chain.from_iterable(labels))
+    return [
+        [label if repeated[label] == 1 else f"{index}:{position}:{label}" for position, label in enumerate(of_group)]
+        for index, of_group in enumerate(labels)
+    ]
 
 
 def options_by_layer(groups: Groups) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.in_backward import StepInBackward, check_given, params_of
+from fused_lwlr.optim.validate import checked_options
 
 
 class CPUOffload(StepInBackward):
@@ -84,6 +85,8 @@ class CPUOffload(StepInBackward):
         for param in params:
             if param not in self._copies:
                 self._refuse_unhooked(param)
+        # an error of the second thread would come when the gradients are gone
+        checked_options(self._optimizer.options, self._optimizer.param_groups, ())
         device_grads = [param.grad for param in params if param.grad is not None]
         grads = [torch.empty_like(grad, device="cpu", pin_memory=grad.device.type != "cpu") for grad in device_grads]
         self._stream.wait_for_device()

@@ -223,7 +223,7 @@ def check_gradients(options: StepOptions, groups: Groups) -> None:
             label = f"parameter {name!r}"
             problem = _problem_of(options.class_name, label, param, fused=bool(options.fused or group.get("fused")))
             if not problem and id(param) in seen:
-                problem = f"{label} is in its group twice: one launch would step it twice at once"
+                problem = f"{label} is given twice: one launch would step it twice at once"
             if problem:
                 raise RuntimeError(problem)
             seen.add(id(param))

@@ -228,8 +228,8 @@ WRONG = [
     (lambda: balance.simulate(4, "a", 1.0, 1, 0), "eta1='a' must be a finite number"),
     (lambda: balance.simulate_relu(4, 1.0, math.nan, 1, 0), "eta2=nan must be a finite number"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, 1), "layers=1 must be an int, at least 2"),
-    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=-1.0), "noise=-1.0 must be at least 0"),
-    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise="1"), "noise='1' must be at least 0"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=-1.0), "noise=-1.0 must be finite and at least 0"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=math.inf), "noise=inf must be finite and at least 0"),
     (lambda: balance.simulate_relu(1, 1.0, 1.0, 1, 0), "h=1 must be an int, at least 2"),
 ]
 

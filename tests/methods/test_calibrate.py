@@ -1,5 +1,6 @@
 """Algorithm 1 against a direct transcription in float64; calibration leaves the model unchanged."""
 
+import copy
 import random
 from collections import Counter
 from contextlib import nullcontext
@@ -150,6 +151,35 @@ def test_key_bias_under_softmax_stays_out(autocast):
         rates = fused_lwlr.calibrate(Attention(), batches, cross_entropy)
     assert [layer.name for layer in rates.unmeasured] == ["attention.in_proj_bias[8:16]"]
     assert rates["attention.in_proj_bias[8:16]"] == 1.0
+
+
+class Temperature(nn.Module):
+    """A loss with a parameter and statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self.norm = nn.Parameter(torch.ones(())), nn.BatchNorm1d(4)
+
+    def forward(self, outputs, targets):
+        return cross_entropy(self.norm(outputs) * self.temperature, targets)
+
+
+@pytest.mark.parametrize("method", ["calibrate", "scale_invariant"])
+def test_a_loss_with_parameters_is_as_before(method):
+    loss, model, batches = Temperature(), Net(), data(3)
+    loss.temperature.grad = torch.ones(())
+    with unchanged(loss):
+        getattr(fused_lwlr, method)(model, batches if method == "calibrate" else batches[0], loss)
+    assert loss.temperature.grad == 1
+
+
+def test_a_weight_that_a_hook_computes_is_as_before():
+    """Otherwise copies of the model would fail."""
+    model = nn.Sequential(nn.Flatten(), nn.utils.spectral_norm(nn.Linear(25, 4)))
+    before = model[1].weight
+    fused_lwlr.calibrate(model, data(3), cross_entropy)
+    assert model[1].weight is before
+    copy.deepcopy(model)
 
 
 @pytest.mark.parametrize("fails", [False, True])

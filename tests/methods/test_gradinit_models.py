@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 from unchanged import unchanged
 from zoo_parts import Net
@@ -49,6 +50,11 @@ def mixed():
     )  # fmt: skip
     model.frozen.requires_grad_(False)
     return model
+
+
+def weight_normalization():
+    """torch's second derivative of it is wrong."""
+    return nn.Sequential(weight_norm(nn.Conv2d(1, 6, 3)), nn.Tanh(), nn.Flatten(), weight_norm(nn.Linear(216, 4)))
 
 
 def transformer():
@@ -100,7 +106,7 @@ def vit():
 MODELS = {
     "plain": (plain, images), "mixed": (mixed, images), "resnet": (resnet, images), "vit": (vit, images),
     "transformer": (transformer, words), "tied": (tied, words),
-    "shared": (shared, words), "recurrent": (recurrent, words),
+    "shared": (shared, words), "recurrent": (recurrent, words), "weight normalization": (weight_normalization, images),
 }  # fmt: skip
 
 

@@ -169,6 +169,29 @@ def test_frozen_parameters_and_padding_are_left_alone():
     assert not torch.equal(model["frozen"].weight, before["frozen.weight"])
 
 
+@pytest.mark.parametrize("embedding_first", [True, False])
+def test_padding_of_a_tied_embedding_is_left_alone(embedding_first):
+    words, head = nn.Embedding(10, 4, padding_idx=3), nn.Linear(4, 10, bias=False)
+    head.weight = words.weight
+    lwlr_init_(nn.ModuleList([words, head] if embedding_first else [head, words]))
+    assert not words.weight[3].any()
+    assert words.weight[2].all()
+
+
+def test_names_with_brackets():
+    model = nn.Sequential()
+    model.add_module("block[0]", nn.Linear(4, 3))
+    lwlr_init_(model)
+    assert not model[0].bias.any()
+
+
+def test_a_composition_is_no_position():
+    model = nn.ModuleDict({"composition": nn.Embedding(5, 3), "position": nn.Embedding(5, 3)})
+    lwlr_init_(model)
+    assert model["composition"].weight.all()
+    assert not model["position"].weight.any()
+
+
 def test_norms_of_weights_are_no_weights():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -204,6 +227,10 @@ class OnGPU(torch.Generator):
         ({}, "cannot tell whether 'mix' is a weight"),
         ({"kinds": {"mox": "weight"}}, "'mox', but the model has no such parameter"),
         ({"kinds": {"mix": "wait"}}, "'wait'"),
+        (
+            {"kinds": {"mix": "other", "linear.bias": "weight"}},
+            r"\['linear.bias'\]='weight' is for two dim",
+        ),
         ({"kinds": "weight"}, "kinds='weight' must be a dict"),
         ({"kinds": {"mix": "other"}, "generator": 0}, "generator=0 must be a torch.Generator"),
         (

@@ -1,6 +1,7 @@
 """Options of layers that need no measurement: rates, decay and ε by width, depth and kind of layer."""
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
@@ -62,6 +63,15 @@ def test_no_decay_of_timm(timm):
     names = {id(param): name for name, param in model.named_parameters()}
     expected = {names[id(param)] for group in groups if group["weight_decay"] == 0 for param in group["params"]}
     assert multipliers.no_decay(model).keys() == expected
+
+
+def test_no_decay_of_a_wrapped_model():
+    model = Net(8, 1)
+    model.no_weight_decay = lambda: {"blocks.0.fc1.weight"}
+    for wrapper, prefix in ((nn.DataParallel, "module."), (partial(torch.compile, backend="eager"), "_orig_mod.")):
+        expected = {f"{prefix}{name}" for name in multipliers.no_decay(model)}
+        assert f"{prefix}blocks.0.fc1.weight" in expected
+        assert multipliers.no_decay(wrapper(model)).keys() == expected
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
@@ -173,6 +183,17 @@ def test_blockwise_of_a_feed_forward_layer_by_its_own_name(name):
 
     found = multipliers.blockwise(nn.ModuleDict({"layers": nn.ModuleList([Plain()])}))
     assert [found[f"layers.0.{own}.weight"] for own in ("wq", "wv", name)] == [8, 4, 6]
+
+
+def test_blockwise_of_a_fused_projection_and_of_t5():
+    """nanoGPT's names, and a feed-forward module whose output is `wo`."""
+    block = nn.ModuleDict({
+        "attn": nn.ModuleDict({"c_attn": nn.Linear(4, 12), "c_proj": nn.Linear(4, 4)}),
+        "DenseReluDense": nn.ModuleDict({"wi": nn.Linear(4, 8), "wo": nn.Linear(8, 4)}),
+    })  # fmt: skip
+    found = multipliers.blockwise(nn.ModuleDict({"h": nn.ModuleList([block])}))
+    names = ("attn.c_attn.weight[0:4]", "attn.c_attn.weight[8:12]", "attn.c_proj.weight", "DenseReluDense.wo.weight")
+    assert [found[f"h.0.{name}"] for name in names] == [8, 4, 4, 6]
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from fused_lwlr import LayerRates
@@ -104,6 +105,19 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
     mean = sum(layer.numel * layer.eta for layer in found.layers) / sum(layer.numel for layer in found.layers)
     assert mean == pytest.approx(1, rel=1e-14)
     assert found.exclude(*patterns, "head.bias") == pytest.approx(dict(found), rel=1e-14)
+
+
+def test_what_is_rounding_is_judged_again_without_the_excluded_layers():
+    gradients, names = [1.0, 5e-7, 8e-7, 4e-6, 1e-13], ["token", "a", "b", "c", "noise"]
+    found = LayerRates.from_gradients(names, [4, 10, 10, 10, 10], gradients, ["weight"] * 5, 1).exclude("token")
+    alone = LayerRates.from_gradients(names[1:], [10] * 4, gradients[1:], ["weight"] * 4, 1)
+    assert found.layers[1:] == alone.layers
+    assert [layer.note for layer in found.layers] == ["excluded", "", "", "", "gradient zero but for rounding"]
+
+
+def test_sizes_may_be_an_array(tmp_path):
+    LayerRates.from_gradients(["a"], np.array([10]), np.array([1.0]), ["weight"], 1).to_json(tmp_path / "rates.json")
+    assert LayerRates.from_json(tmp_path / "rates.json").layers[0].numel == 10
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,16 @@ def test_a_folder_with_a_configuration(transformers, tmp_path):
     assert isinstance(model.transformer.h[0].mlp.c_fc, nn.Linear)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_new_weights_are_float32(kind, transformers, tmp_path):
+    """Configurations have the dtype of pretrained weights; an argument decides."""
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.AutoConfig.for_model(kind, **sizes, dtype="bfloat16").save_pretrained(tmp_path)
+    for arguments, dtype in (({}, torch.float32), ({"dtype": "bfloat16"}, torch.bfloat16)):
+        model = build(f"hf:{tmp_path}", context=6, classes=20, **arguments)
+        assert {param.dtype for param in model.parameters()} == {dtype}
+
+
 WRONG = {
     "name": ("hf:no/where", {}, "model=hf:no/where cannot be loaded: give a type of model such as hf:gpt2"),
     "empty folder": ("hf:folder", {}, "model=hf:folder cannot be loaded"),

@@ -181,7 +181,8 @@ MORE_STATE = [
     *(({"scaling": Hyperball()}, "radius", value, message) for value, message in (
         (torch.ones(2), r"is \(2,\), but must be \(1,\), one norm for each"),
         (torch.ones(()), r"is \(\), but must be \(1,\)"),
-        (-torch.ones(1), r"must be norms, which are not negative, not \[-1.0\]"),
+        (-torch.ones(1), r"must be norms, which are finite and not negative, not \[-1.0\]"),
+        (torch.full((1,), NAN), r"must be norms, which are finite and not negative, not \[nan\]"),
         (torch.ones(1, dtype=torch.int64), "must be a tensor of norms"), (1.0, r"must be a tensor of norms, not 1\.0"),
     )),
 ]  # fmt: skip

@@ -100,6 +100,26 @@ def a_new_group(take, model, optimizer, x):
     optimizer.step()
 
 
+def a_parameter_twice(take, model, optimizer, x):
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        optimizer = ALL["sgd"]([*model.parameters(), next(model.parameters())])
+    take(model, optimizer)
+
+
+@every_handle
+def test_a_gradient_of_a_refused_backward_is_not_added_to(take, device):
+    model = Net(frozen=False).to(device)
+    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, ema=0.9)
+    take(model, optimizer)
+    x = torch.randn(5, FEATURES, device=device)
+    model(x).square().sum().backward()
+    optimizer.step()
+    with optimizer.averaged(), pytest.raises(RuntimeError, match=r"backward\(\) within averaged\(\)"):
+        model(x).square().sum().backward()
+    with pytest.raises(RuntimeError, match="has a second gradient before"):
+        model(x).square().sum().backward()
+
+
 def two_devices(take, model, optimizer, x):
     mixed = nn.Sequential(nn.Linear(2, 2, device="cpu"), nn.Linear(2, 2, device="meta"))
     take(mixed, ALL["sgd"](mixed.parameters()))
@@ -123,6 +143,7 @@ REFUSED = {
     "a second optimizer": (a_second_optimizer, RuntimeError, r"parameter '.*' has no gradient.*after {take}\(\)"),
     "an unseen gradient": (an_unseen_gradient, RuntimeError, r"parameter 'blocks\.1\.weight' has a gradient that no"),
     "a new group": (a_new_group, RuntimeError, "parameter '(late|that was added)' has a gradient that no hook saw"),
+    "a parameter twice": (a_parameter_twice, ValueError, "a parameter is given to the optimizer twice"),
     "two devices": (two_devices, ValueError, "cpu, meta"),
     "not initialized": (
         not_initialized,

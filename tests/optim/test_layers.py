@@ -372,6 +372,14 @@ def test_a_name_with_the_number_of_another_group_is_another_layer(device):
     }
 
 
+def test_every_layer_has_a_label_of_its_own(device):
+    """torch takes a name twice in one group, and names such as the labels of other parameters."""
+    for groups in ([["w", "w"]], [["a"], ["a", "0:a"]]):
+        params = iter(parameters([(3,)] * 3, torch.float32, device))
+        given = [{"params": [(name, next(params)[1]) for name in names]} for names in groups]
+        assert len(fused_lwlr.SGD(given).layers()) == sum(map(len, groups))
+
+
 @every_backend
 def test_groups_are_edited(backend, device):
     """A group takes a mapping of names, or a number, a dict or `LayerOptions` for each parameter."""

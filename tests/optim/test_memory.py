@@ -240,6 +240,22 @@ def test_a_removed_parameter_goes_with_the_next_step(name, backend, more, device
 @every_backend
 @every_name
 @pytest.mark.usefixtures("_no_collector")
+def test_replaced_state_goes_with_release(name, backend, more, device):
+    optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)
+    train((optimizer,), (named,), 2)
+    refs = [weakref.ref(entry) for state in optimizer.state.values() for entry in state.values()]
+    for state in optimizer.state.values():
+        state.update({key: entry.clone() for key, entry in state.items()})
+    optimizer.release()
+    assert len(refs) > 1
+    assert [ref() for ref in refs] == [None] * len(refs)
+    train((optimizer,), (named,), 1)
+
+
+@every_kind
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
 def test_an_optimizer_goes_at_once(name, backend, more, device):
     """With its state and its tables, while the parameters stay."""
     optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)

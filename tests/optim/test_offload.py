@@ -7,6 +7,7 @@ import pytest
 import torch
 from steps import ALL, OPTIONS, identical, saved, through_pickle, uniform
 from test_in_backward import FEATURES, Net, deep
+from tolerances import same
 from torch import nn
 from torch.autograd.graph import increment_version
 
@@ -428,12 +429,27 @@ def test_error_of_a_step(call, device):
     model = deep(2).to(device)
     optimizer = ALL["adamw"](named(model), lr=0.1)
     handle = offload_to_cpu(model, optimizer, max_bytes=1)
-    optimizer.param_groups[0]["lr"] = "high"
+    optimizer.param_groups[0]["layers"] = "high"
     model(uniform((4, 32), torch.float32, device)).sum().backward()
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(ValueError, match="'layers' of a state dict must be None or JSON"):
         getattr(optimizer if call == "step" else handle, call)()
     handle.remove()
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+def test_a_refused_option_leaves_the_gradients(device):
+    """As in `step_in_backward`, the step can be repeated."""
+    model = nn.Linear(2, 2, bias=False).to(device)
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=1.0)
+    offload_to_cpu(model, optimizer)
+    model(torch.ones(1, 2, device=device)).sum().backward()
+    before = model.weight.detach().clone()
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(ValueError, match="'lr' of a param group must be a finite number, at least 0, not -1"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.5
+    optimizer.step()
+    same(model.weight.detach(), before - 0.5)
 
 
 def test_a_parameter_of_a_group_is_not_added_again(device):

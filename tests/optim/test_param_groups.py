@@ -92,6 +92,15 @@ def test_a_tensor_that_all_groups_share_stays(option, device):
     assert [each[option] for each in ours.layers().values()] == [0.25, 0.0625 if option == "lr" else 0.25]
 
 
+def test_a_tensor_of_several_elements(device):
+    """As an option of the user, which layers do not have."""
+    named, mask = parameters([(2,), (3,)], torch.float32, device), torch.ones(2, device=device)
+    merged = layers_from_param_groups([{"params": [param], "mask": mask.clone()} for param in named])
+    assert merged["mask"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="groups= must not differ in 'mask'"):
+        layers_from_param_groups([{"params": [param], "mask": mask * i} for i, param in enumerate(named)])
+
+
 def test_names_and_common_options_stay(device):
     named = parameters([(2, 2)] * 3, torch.float32, device)
     groups = [

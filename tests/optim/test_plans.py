@@ -442,7 +442,7 @@ def test_a_refused_gradient_is_refused_again(name, backend, device):
 
 
 REFUSED = {
-    "twice": (lambda p: [p, p], "'0:2' is in its group twice"),
+    "twice": (lambda p: [p, p], "'0:2' is given twice"),
     "expanded": (lambda p: [torch.nn.Parameter(p.detach()[:1].expand(3, 2))], "'0:1' share"),
 }
 

@@ -48,7 +48,7 @@ def simulate(
     check_count("layers", layers, 2)
     check_sizes(h, 2, steps)
     eta1, eta2 = _rate("eta1", eta1), _rate("eta2", eta2)
-    noise = number("noise", noise, "at least 0: it is a variance", lambda found: found >= 0)
+    noise = number("noise", noise, "finite and at least 0: it is a variance", lambda found: 0 <= found < math.inf)
     check_choice("gradient", gradient, get_args(Gradient))
     check_choice("init", init, get_args(Init))
     rng = np.random.default_rng(seed)

@@ -65,7 +65,7 @@ class ELRHistory:
         if not self.steps:
             raise ValueError("no step was recorded yet: take a step of the optimizer first")
         found = {"elr_mean": self.elr_mean, "elr_spread": self.elr_spread, "rate_spread": self.rate_spread}
-        return {name: float(values.mean()) for name, values in found.items()}
+        return {name: float(np.nanmean(values)) for name, values in found.items()}
 
     def to_json(self, path: str | Path) -> None:
         """Writes the history to a JSON file. Numbers that are not finite become null.

@@ -93,10 +93,13 @@ def scale_invariant(
     halves = part_of(batch, slice(size // 2)), part_of(batch, slice(size // 2, None))
     # a compiled model ignores new hooks, unless it runs without its compiled code
     compiled = "torch._dynamo" in sys.modules
-    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), as_it_was(model):
+    with (
+        torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+        as_it_was(model),
+        as_it_was(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext(),
+    ):
         if not model.training:
             model.train()
-        model.zero_grad(set_to_none=True)
         statistics = [_statistics(model, half, loss_fn, every, backend) for half in halves]
         norms, dots = torch.stack(statistics).unbind(2)  # [half, layer]
         reasons = _not_perpendicular(every, norms, dots / norms, tolerance)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,7 +95,7 @@ def join(first: Any, second: Any) -> Any:
                 return torch.cat([a, b])
             if a.shape == b.shape and torch.equal(a, b):
                 return a
-        elif not isinstance(a, Tensor) and not isinstance(b, Tensor) and type(a) is type(b) and a == b:
+        elif not isinstance(a, (Tensor, np.ndarray)) and type(a) is type(b) and a == b:
             return a
         raise ValueError(
             f"minibatches cannot be joined: {place} is {_shown(a)} in one and {_shown(b)} in another; give samples "

@@ -42,7 +42,8 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
 
     Returns:
         A differentiable scalar. Its gradient needs third derivatives of the loss. These are right for batch, instance,
-        layer and weight normalization only if the loss was computed within `DifferentiableNorms`.
+        layer and weight normalization only if the loss was computed within `DifferentiableNorms`. So is the value for
+        weight normalization.
 
     Raises:
         ValueError: `params` is empty, or has a complex tensor or one that requires no gradient; the loss is not a

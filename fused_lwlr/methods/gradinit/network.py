@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from fused_lwlr.methods.gradinit.norms import DifferentiableWeightNorm
 from fused_lwlr.methods.minibatches import loss_of
 from fused_lwlr.methods.restoring import as_it_was
 from fused_lwlr.shards import is_distributed
@@ -117,6 +118,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
         stack.enter_context(as_it_was(model))
         stack.enter_context(torch.autocast(device.type, enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(DifferentiableWeightNorm())
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         if "torch._dynamo" in sys.modules:

@@ -1,9 +1,9 @@
 """Normalizations whose third derivatives are right.
 
-torch computes second derivatives of `batch_norm`, `instance_norm`, `layer_norm` and weight normalization by formulas
-that take mean and standard deviation as constants when they are differentiated again. Third derivatives are then wrong,
-without an error before torch 2.14. Here the same functions consist of operations that can be differentiated any number
-of times.
+torch computes second derivatives of `batch_norm`, `instance_norm` and `layer_norm` by formulas that take mean and
+standard deviation as constants when they are differentiated again. Third derivatives are then wrong, without an error
+before torch 2.14. Of weight normalization the second derivatives are wrong already. Here the same functions consist of
+operations that can be differentiated any number of times.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +29,13 @@ class DifferentiableNorms(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return NORMS.get(func, func)(*args, **(kwargs or {}))
+
+
+class DifferentiableWeightNorm(TorchFunctionMode):
+    """A context in which weight normalization can be differentiated any number of times."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (_weight_norm if func is torch._weight_norm else func)(*args, **(kwargs or {}))
 
 
 def _batch_norm(

@@ -18,7 +18,7 @@ from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.methods.minibatches import loss_of
 from fused_lwlr.methods.progress import with_progress
 from fused_lwlr.methods.restoring import as_it_was
-from fused_lwlr.patterns import find, split_name, with_parameters
+from fused_lwlr.patterns import find, with_parameters
 
 
 def calibrate(
@@ -88,7 +88,11 @@ def calibrate(
     taken = 0
     # rounding noise of half precision cannot be told from a gradient
     exact = all(layer.param.dtype in (torch.float32, torch.float64) for layer in layers)
-    with as_it_was(model), torch.autocast(device.type, enabled=False) if exact else nullcontext():
+    with (
+        as_it_was(model),
+        as_it_was(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext(),
+        torch.autocast(device.type, enabled=False) if exact else nullcontext(),
+    ):
         # optimizers step a complex number as two real ones
         sizes = [layer.numel * (2 if layer.param.is_complex() else 1) for layer in layers]
         numel = torch.tensor(sizes, dtype=torch.float64, device="cpu")
@@ -116,12 +120,12 @@ def calibrate(
     bad = [layer.name for layer, count in zip(layers, nonfinite, strict=True) if count]
     if bad:
         raise ValueError(f"the gradient of {', '.join(map(repr, bad[:5]))} is not finite: check the loss and the data")
-    kinds = kinds_of(model)
+    kinds, name_of = kinds_of(model), {id(param): name for name, param in model.named_parameters()}
     rates = LayerRates.from_gradients(
         [layer.name for layer in layers],
         sizes,
         np.where(seen > 0, gradient, np.nan).tolist(),
-        [kinds[split_name(layer.name)[0]] or "other" for layer in layers],
+        [kinds[name_of[id(layer.param)]] or "other" for layer in layers],
         taken,
     )
     return rates.exclude(*patterns) if patterns else rates

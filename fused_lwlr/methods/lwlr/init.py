@@ -24,7 +24,7 @@ Kind = Literal["weight", "scale", "bias", "other"]
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 # position embeddings and relative-position tables: parameters, or modules that hold one
-_POSITIONS = re.compile(r"wpe$|pos_?e(mb|nc)|position|rel_pos|(^|_)pos$|relative_attention_bias")
+_POSITIONS = re.compile(r"wpe$|pos_?e(mb|nc)|(?<!com)position|rel_pos|(^|_)pos$|relative_attention_bias")
 # class and register tokens; a module with such a name is a word embedding
 _TOKENS = re.compile(r"token|class_emb")
 _NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
@@ -150,17 +150,20 @@ def lwlr_init_(
     modules = sorted(model.modules(), key=lambda module: isinstance(module, EMBEDDINGS))
     owners = {id(param): module for module in reversed(modules) for param in module.parameters(recurse=False)}
     parameters = dict(model.named_parameters())
+    name_of = {id(param): name for name, param in parameters.items()}
+    # also of a tied embedding
+    padding_of = {id(module.weight): module.padding_idx for module in modules if isinstance(module, EMBEDDINGS)}
     for name, kind in found.items():
         if kind in ("scale", "bias"):
             parameters[name].fill_(1.0 if kind == "scale" else 0.0)
     # their thirds are not separate layers, but are drawn as if they were
     thirds = {name for name, module in fused_qkv(model) if is_conv1d(module)}
     for layer in layers_of(model):
-        if found[layer.name.partition("[")[0]] == "weight" and layer.numel:
+        if found[name_of[id(layer.param)]] == "weight" and layer.numel:
             parts = 3 if layer.name in thirds else 1
             owner = owners[id(layer.param)]
-            padding = owner.padding_idx if isinstance(owner, EMBEDDINGS) else None
-            _draw(layer, fan_out(owner, layer.of(layer.param)) // parts, generator, padding)
+            fan = fan_out(owner, layer.of(layer.param)) // parts
+            _draw(layer, fan, generator, padding_of.get(id(layer.param)))
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             for name, param in module.module.named_parameters():
@@ -191,12 +194,14 @@ def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding
 
 
 def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
-    names = {name for name, _ in model.named_parameters()}
+    params = dict(model.named_parameters())
     require(isinstance(kinds, Mapping), "kinds", kinds, "a dict from names of parameters to kinds")
     for name, kind in kinds.items():
-        if name not in names:
+        if name not in params:
             raise ValueError(
                 f"kinds= names {name!r}, but the model has no such parameter: use names of model.named_parameters()"
             )
         check_choice(f"kinds[{name!r}]", kind, get_args(Kind))
+        if kind == "weight" and params[name].dim() < 2:
+            raise ValueError(f"kinds[{name!r}]='weight' is for two dimensions or more: give 'scale', 'bias' or 'other'")
     return kinds

@@ -8,6 +8,7 @@ from torch import nn
 from fused_lwlr.measure.layers import layers_of
 from fused_lwlr.methods.checks import check_types, require
 from fused_lwlr.methods.lwlr.init import EMBEDDINGS, is_norm
+from fused_lwlr.methods.minibatches import unwrapped
 from fused_lwlr.patterns import split_name
 from fused_lwlr.rescaling import ScaleInvariant
 
@@ -18,19 +19,19 @@ BLOCKWISE: dict[Role, float] = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "
 # the name of a weight's module
 _QK = re.compile(r"q|k|wq|wk|to_q|to_k|query|key|[qk]_proj(_weight)?|[qk]_lin")
 _VO = re.compile(r"v|o|wv|wo|to_v|to_out|value|[vo]_proj(_weight)?|out_proj|[vo]_lin|out_lin|proj")
-_FUSED = re.compile(r"qkv|in_proj_weight|in_proj_bias")
+_FUSED = re.compile(r"qkv|c_attn|in_proj_weight|in_proj_bias")
 _FFN = re.compile(r"fc\d|linear\d|lin\d|w\d|c_fc|(gate|up|down)_proj|wi(_\d)?")
 # names of projections in attention modules, and of feed-forward modules
 _OUTPUT = re.compile(r"out|c_proj|dense")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-_FFN_PART = re.compile(r"mlp|ffn|feed_?forward|intermediate|\d\.output$", re.IGNORECASE)
+_FFN_PART = re.compile(r"mlp|ffn|feed_?forward|dense\w*dense|intermediate|\d\.output$", re.IGNORECASE)
 
 
 def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
     """No weight decay for biases, normalizations and embeddings, as usual for language and vision models.
 
     These are parameters with fewer than two dimensions, parameters of normalizations and of `torch.nn.Embedding`, and
-    the parameters named by `model.no_weight_decay()` if the model has such a method, as in timm.
+    the parameters named by `model.no_weight_decay()` if the model has such a method, as in timm, also within a wrapper.
 
     Args:
         model: the model whose parameters the optimizer gets.
@@ -46,11 +47,13 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
     check_types(model)
     owners = (module for module in model.modules() if isinstance(module, EMBEDDINGS) or is_norm(module))
     spared = {id(param) for module in owners for param in module.parameters(recurse=False)}
-    named = set(getattr(model, "no_weight_decay", set)())
+    inner = unwrapped(model)
+    named = set(getattr(inner, "no_weight_decay", set)())
+    spared |= {id(param) for name, param in inner.named_parameters() if name in named}
     return {
         name: {"weight_decay": 0.0}
         for name, param in model.named_parameters()
-        if param.dim() < 2 or id(param) in spared or name in named
+        if param.dim() < 2 or id(param) in spared
     }
 
 

@@ -16,6 +16,7 @@ from fused_lwlr.patterns import find, matches, split_name, with_parameters
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ROUNDING = "gradient zero but for rounding"
 NEGLIGIBLE = 1e-6
 """Layers whose G is below this fraction of the largest G have a gradient that is only rounding noise."""
 
@@ -88,8 +89,8 @@ class LayerRates(Mapping[str, float]):
         inverse = 1 / np.sqrt(np.where(measured, g, 1.0))
         scale = m[measured].sum() / (m * inverse)[measured].sum()
         eta = np.where(measured, inverse * scale, 1.0)
-        notes = np.where(measured, "", np.where(np.isnan(g), "no gradient", "gradient zero but for rounding"))
-        rows = zip(names, eta.tolist(), numel, np.nan_to_num(g).tolist(), kinds, notes.tolist(), strict=True)
+        notes = np.where(measured, "", np.where(np.isnan(g), "no gradient", ROUNDING))
+        rows = zip(names, eta.tolist(), map(int, numel), np.nan_to_num(g).tolist(), kinds, notes.tolist(), strict=True)
         return cls([LayerRate(*row) for row in rows], steps)
 
     def __getitem__(self, name: str) -> float:
@@ -120,20 +121,20 @@ class LayerRates(Mapping[str, float]):
         """
         for pattern in patterns:
             find(pattern, with_parameters(self), "exclude", "layer of these rates")
-        left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
-        if not left:
+        # what is rounding depends on the largest gradient
+        left = [layer for layer in self.layers if layer.note in ("", ROUNDING) and not matches(layer.name, patterns)]
+        if not any(layer.gradient for layer in left):
             raise ValueError(
                 f"exclude has {', '.join(map(repr, patterns))}, so no measured layer is left: exclude fewer layers"
             )
-        mean = sum(layer.numel * layer.eta for layer in left) / sum(layer.numel for layer in left)
-        kept = {layer.name for layer in left}
-
-        def changed(layer: LayerRate) -> LayerRate:
-            if layer.name in kept:
-                return replace(layer, eta=layer.eta / mean)
-            return replace(layer, eta=1.0, note="excluded") if matches(layer.name, patterns) else layer
-
-        return LayerRates([changed(layer) for layer in self.layers], self.steps)
+        names, numel, gradients, kinds = zip(*((x.name, x.numel, x.gradient, x.kind) for x in left), strict=True)
+        again = LayerRates.from_gradients(names, numel, gradients, kinds, self.steps)
+        found = {layer.name: layer for layer in again.layers}
+        for layer in self.layers:
+            if layer.name not in found:
+                excluded = matches(layer.name, patterns)
+                found[layer.name] = replace(layer, eta=1.0, note="excluded") if excluded else layer
+        return LayerRates([found[layer.name] for layer in self.layers], self.steps)
 
     def __or__(self, other: Mapping[str, float]) -> "LayerRates":
         """Returns these rates, updated by the rates of `other` like `dict`. No other η changes.
