@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from contextlib import suppress
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -71,8 +72,7 @@ def train(
     if preset is not None and not isinstance(preset, str):
         raise ValueError(f"preset={preset!r} in {config} must be the name of a preset, such as 'resnet50-sgd'")
     typed = given_options(options)
-    if "epochs" in typed:
-        fields.pop("steps", None)  # steps of the file would replace these epochs
+    _drop_replaced(fields, typed)
     where = {name: str(config) for name in fields if name not in typed}
     fields |= typed
     if preset in PRESETS and "data" not in fields:
@@ -101,6 +101,19 @@ def train(
     from fused_lwlr.runs.run import run
 
     return run(recipe)
+
+
+def _drop_replaced(fields: dict[str, Any], typed: dict[str, Any]) -> None:
+    """Drop options of a file that would change the meaning of typed ones."""
+    if "lr" in typed and "lr_scaling" not in typed:
+        for name in ("lr_scaling", "lr_batch_size"):
+            fields.pop(name, None)
+    if "epochs" in typed and fields.pop("steps", None) is not None:
+        # warm-up, and steps of the schedule, keep their share of the training; validation refuses wrong values
+        with suppress(TypeError, ValueError, ZeroDivisionError):
+            share = float(typed["epochs"]) / float(fields.get("epochs", FIELDS["epochs"].default))
+            for name in {"warmup_epochs", "step_epochs"} & fields.keys():
+                fields[name] = float(fields[name]) * share
 
 
 def given_options(options: dict[str, Any]) -> dict[str, Any]:

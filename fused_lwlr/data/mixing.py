@@ -37,5 +37,6 @@ class Mixing:
         """
         with globals_restored():
             seed_globals(sequence(MIXING, self.seed, step, micro))
-            mixed: tuple[Tensor, Tensor] = self.mix(inputs, targets)
+            # timm mixes in place, and the inputs may be the memory of a data set
+            mixed: tuple[Tensor, Tensor] = self.mix(inputs.clone(), targets)
         return mixed

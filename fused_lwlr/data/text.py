@@ -112,7 +112,9 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
     else:
         paths = _paths(source.removeprefix(FILES))
         raw = MappedFiles(paths)
-        key = "\n".join(f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths)
+        # programs can set st_mtime, but not st_ctime
+        stats = [(path.resolve(), path.stat()) for path in paths]
+        key = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}" for path, stat in stats)
         parts = [(_decoded(paths), key)]
     if tokenizer is not None:
         trained = Tokenizer(tokenizer)

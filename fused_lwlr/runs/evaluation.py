@@ -39,8 +39,12 @@ def evaluate_only(preset: str | None, given: Mapping[str, Any], where: Mapping[s
         recipe = _without_pretrained(recipe)  # the checkpoint has the weights
     # a test needs none of these, and may be on another device or another number of processes
     recipe = replace(recipe, sync_bn=False, compile=False, compile_mode="default", grad_checkpointing=False)
+    recipe = replace(recipe, mixup=0.0, cutmix=0.0)
     with world_of(recipe.device) as world:
         recipe = replace(recipe, fsdp=recipe.fsdp and ("fsdp" in given or world.size > 1))
+        if recipe.batch_size % world.size:
+            whole = max(1, recipe.batch_size // world.size) * world.size
+            recipe = replace(recipe, batch_size=whole, micro_batch=None)
         trainer = Trainer(recipe, world, load_data(recipe))
         load_weights(recipe.weights, trainer.model)
         trainer.prepare_to_resume()

@@ -139,7 +139,8 @@ class Checkpoints:
         content: dict[str, Any] = {}
 
         def read() -> str | None:
-            latest = self._latest()
+            # only a training changes files
+            latest = self._latest(rename=config is not None)
             if latest is None:
                 return None
             path, whole = latest
@@ -178,8 +179,8 @@ class Checkpoints:
         for other in [*older[: len(older) + 1 - KEPT], *self.folder.glob("step-*.partial")]:
             other.unlink(missing_ok=True)
 
-    def _latest(self) -> tuple[Path, dict[str, Any]] | None:
-        """Returns the latest complete checkpoint and its contents."""
+    def _latest(self, *, rename: bool) -> tuple[Path, dict[str, Any]] | None:
+        """Returns the latest complete checkpoint and its contents; damaged ones after it may be renamed."""
         damaged: list[tuple[Path, str]] = []
         for path in reversed(self.paths()):
             try:
@@ -188,9 +189,11 @@ class Checkpoints:
                 damaged.append((path, str(error)))
                 continue
             for bad, reason in damaged:
-                # with its old name it would again count as the latest
-                os.replace(bad, bad.with_suffix(".damaged"))
-                notice(f"{bad} is damaged ({reason}): renamed to *.damaged; going back to {path.name}")
+                if rename:
+                    # with its old name it would again count as the latest
+                    os.replace(bad, bad.with_suffix(".damaged"))
+                done = "renamed to *.damaged; " if rename else ""
+                notice(f"{bad} is damaged ({reason}): {done}going back to {path.name}")
             return path, content
         if damaged:
             listed = ", ".join(f"{path.name} ({reason})" for path, reason in damaged)

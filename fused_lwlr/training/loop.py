@@ -23,6 +23,8 @@ from fused_lwlr.training.signals import Agree, StoppedError, no_signals
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
 
+CHECKS = 25
+"""Steps between two counts of the skipped ones, for which the host waits for the device."""
 MAX_SKIPS = 100
 """Steps in a row that may be skipped. More mean that the weights give no finite gradients any more."""
 
@@ -81,8 +83,8 @@ class Loop:
         self.loss = RunningLoss(trainer.world, skips=self.recipe.nonfinite == "skip")
         # files since the last record
         self.skipped: list[str] = []
-        # the number of steps that were not skipped, and the step at which it last grew
-        self.last_step_taken, self.seen_at = -1, 0
+        # the number of steps that were not skipped, and the step at which it was seen to grow
+        self.taken, self.grew_at = 0, 0
         self.best = Best(self.folder / "model_best.pt" if self.recipe.keep_best and checkpoints is not None else None)
         self.unreadable = SkippedList(self.folder, self._tell)
         # whether the weights still need a validation, after steps or a checkpoint between steps and validation
@@ -103,6 +105,7 @@ class Loop:
         trainer.step = checkpoint.step
         trainer.scaler.load_state_dict(checkpoint.state["scaler"])
         self.validation_due = checkpoint.state["untested"]
+        self.taken, self.grew_at = checkpoint.state["taken"]
         self.best.restore(checkpoint.state["best"])
         others = [name for name in self.config if name not in DISTRIBUTION]
         changed = difference(checkpoint.config, self.config, free=others)
@@ -197,6 +200,8 @@ class Loop:
             self._add(probe.after(trainer.step))
         if trainer.step % self.every == 0 or last:
             self._interval(time.perf_counter())
+        if self.loss.skips and trainer.step % CHECKS == 0:
+            self._check_skips()
         self.validation_due = trainer.step % self.every_evaluation == 0 or last
 
     def _add(self, record: Record) -> None:
@@ -231,10 +236,13 @@ class Loop:
         self.loss.clear()
         self.skipped = []
         self.began, self.waited = now, 0.0
-        if trainer.step - steps_skipped != self.last_step_taken:
-            self.last_step_taken, self.seen_at = trainer.step - steps_skipped, trainer.step
-        elif trainer.step - self.seen_at > MAX_SKIPS:
-            raise diverged(f"every step after step {self.seen_at} was skipped", self.recipe, trainer.step)
+
+    def _check_skips(self) -> None:
+        taken, step = self.trainer.step - self.trainer.steps_skipped, self.trainer.step
+        if taken != self.taken:
+            self.taken, self.grew_at = taken, step
+        elif step - self.grew_at > MAX_SKIPS:
+            raise diverged(f"every step after step {self.grew_at} was skipped", self.recipe, step)
 
     def _mean_loss(self) -> float:
         mean = self.loss.mean()
@@ -285,7 +293,7 @@ class Loop:
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         state = {
             "scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro_batch, "untested": self.validation_due,
-            "best": self.best.state(),
+            "best": self.best.state(), "taken": (self.taken, self.grew_at),
         }  # fmt: skip
         try:
             self.checkpoints.save(

@@ -81,9 +81,11 @@ def distribute(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         return model
     if world.size == 1:
         return model
-    # gradients are no views of buckets: their addresses differ between the first step and later ones, which changes the
-    # last bits of norms, so that a resumed run would differ
-    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+    # A resumed run must have the same bits. So gradients are no views of buckets: their addresses differ between the
+    # first step and later ones, which changes the last bits of norms. And DDP must keep its first buckets, as it does
+    # if it looks for unused parameters: sums over three or more ranks depend on the place in a bucket.
+    device_ids = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=True)
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:

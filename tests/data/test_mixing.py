@@ -47,8 +47,10 @@ def test_mixup(where, smoothing, timm, device):
     weight = rng.beta(0.5, 0.5)
     wanted = torch.stack([weight * inputs[i] + (1 - weight) * inputs[-1 - i] for i in range(IMAGES)])
     soft = one_hot(targets, smoothing)
-    mixing = mixing_of(mixup=0.5, smoothing=smoothing, seed=seed)
+    mixing, before = mixing_of(mixup=0.5, smoothing=smoothing, seed=seed), inputs.clone()
     found = mixing(inputs, targets, step=step, micro=micro)
+    # the memory of a data set, perhaps
+    assert torch.equal(inputs, before)
     torch.testing.assert_close(found[0], wanted)
     torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
 

@@ -75,6 +75,11 @@ def test_tokens_are_made_once_and_again_after_a_change(tokenizer, tmp_path, cach
     (tmp_path / "text.txt").write_text("\n".join(LINES * 2))
     assert written(tokenizer, opened().train.tokens) == "\n".join(LINES * 2)
     assert len(calls) == len(list(cache.glob("*.bin"))) == 2
+    # as `cp -p` does
+    status = (tmp_path / "text.txt").stat()
+    (tmp_path / "text.txt").write_text("\n".join(reversed(LINES * 2)))
+    os.utime(tmp_path / "text.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert written(tokenizer, opened().train.tokens) == "\n".join(reversed(LINES * 2))
 
 
 @pytest.mark.usefixtures("tokenizer")

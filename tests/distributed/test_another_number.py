@@ -110,6 +110,16 @@ def test_a_run_resumes_with_any_number_of_processes(first, second, third):
         assert "A micro-batch has" not in "".join(told)
 
 
+def test_a_run_of_four_processes_resumes_with_the_same_bits():
+    """Sums over three or more processes depend on their order."""
+    whole, stopped = (dataclasses.replace(BASE, out=str(Path(name).absolute())) for name in ("whole", "stopped"))
+    codes = [train(recipe, 4, until)[0] for recipe, until in ((whole, None), (stopped, 3), (stopped, None))]
+    assert codes == [0, 143, 0]
+    dist.barrier()
+    (expected, _), (found, _) = end_of(Path(whole.out)), end_of(Path(stopped.out))
+    assert all(map(torch.equal, found, expected))
+
+
 def test_passes_of_another_size_are_told():
     recipe = dataclasses.replace(
         BASE, out=str(Path("run").absolute()), ema=None, rates="single", calibration_steps=None

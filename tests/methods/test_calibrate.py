@@ -212,6 +212,21 @@ def test_model_and_generators_are_as_before(init, fails):
         fused_lwlr.calibrate(model, batches(), cross_entropy, init=init)
 
 
+def test_a_batch_is_taken_when_the_last_one_is_done():
+    """All batches of a minibatch may not fit in memory, and random numbers may follow from each."""
+    model, events = Net(), []
+    model.register_forward_pre_hook(lambda *_: events.append("forward"))
+
+    def batches():
+        for batch in data(5):
+            events.append("taken")
+            yield batch
+
+    rates = fused_lwlr.calibrate(model, batches(), cross_entropy, accumulate=2, init=False)
+    assert rates.steps == 2
+    assert events == ["taken", "forward"] * 4 + ["taken", "forward"]
+
+
 def test_one_transfer_to_the_host():
     """No element is read on the host while gradients are accumulated."""
     calls = Counter()

@@ -56,6 +56,14 @@ def test_a_run_at_its_last_checkpoint(options, command, folder):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_a_damaged_checkpoint_is_left_as_it_is(command, folder):
+    last = max((folder / "checkpoints").glob("step-*.pt"))
+    last.with_name("step-000000009.pt").write_bytes(last.read_bytes()[:-100])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert "run after step 8" in command("train --eval-only --out run").output
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_a_model_as_it_comes(command):
     # nothing is trained, so that a batch may be larger than the training set
     output = command("train --eval-only --model vit --seed 4 --device cpu --ema 0.9 --batch-size 2000").output

@@ -134,11 +134,15 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(straight, tmp_path, mo
     assert all(math.isfinite(record["loss"]) for record in ours)
 
 
+@pytest.mark.parametrize("log_every", [1, 1000])
 @pytest.mark.parametrize(("last", "ends"), [(7, True), (6, False)])
-def test_a_training_whose_steps_are_all_skipped_ends(last, ends, tmp_path, monkeypatch):
+def test_a_training_whose_steps_are_all_skipped_ends(last, ends, log_every, tmp_path, monkeypatch):
+    """However often it records, and also if it was killed in between."""
     monkeypatch.setattr(loop, "MAX_SKIPS", 3)
+    monkeypatch.setattr(loop, "CHECKS", 1)
     poisoned(monkeypatch, *range(4, last + 1))
-    recipe = dataclasses.replace(BASE, nonfinite="skip", log_every=1, out=str(tmp_path))
+    recipe = dataclasses.replace(BASE, nonfinite="skip", log_every=log_every, out=str(tmp_path))
+    assert in_a_child(recipe, lambda: killing(Trainer, "update", 6)) == -signal.SIGKILL
     with pytest.raises(DivergedError, match="every step after step 3 was skipped by step 7") if ends else nullcontext():
         running.run(recipe)
 
@@ -176,7 +180,7 @@ def test_weights_of_a_file_from_the_command_line(straight, command, tmp_path):
     assert f"{100 * max(record['top1'] for record in validations(straight)):.2f}" in tested
     file.unlink()
     command(f"{line} --out {tmp_path / 'run'}")
-    assert "there is no such file; give one such as" in command(f"{line} --out {tmp_path / 'other'}", code=2).output
+    assert "there is no such file; give a file such as" in command(f"{line} --out {tmp_path / 'other'}", code=2).output
     command(f"train --eval-only --out {tmp_path / 'run'}")
     command(f"train --eval-only --config {tmp_path / 'run/recipe.toml'}")
     told = command(f"train --eval-only --out {tmp_path / 'run'} --init lwlr --weights {file}", code=2).output

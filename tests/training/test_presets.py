@@ -202,6 +202,25 @@ def test_epochs_of_the_command_line_replace_steps_of_a_file(command, asked, tmp_
     assert [(recipe.epochs, recipe.steps) for recipe in asked] == [(20.0, 5), (2.0, None), (2.0, 3)]
 
 
+def test_warm_up_of_a_file_keeps_its_share_of_the_epochs_of_the_command_line(command, asked, tmp_path):
+    """As of steps; a file without steps has its warm-up in epochs."""
+    text = "epochs = 20\nwarmup_epochs = 2\n"
+    (tmp_path / "steps.toml").write_text(f'{text}steps = 5\nschedule = "step"\nstep_epochs = 5\n')
+    (tmp_path / "epochs.toml").write_text(text)
+    for file in ("steps", "epochs"):
+        command(f"train --config {file}.toml --epochs 4")
+    assert [recipe.warmup_epochs for recipe in asked] == pytest.approx([0.4, 2])
+    assert asked[0].step_epochs == pytest.approx(1)
+
+
+def test_a_rate_of_the_command_line_is_not_scaled_as_a_rate_of_the_file(command, asked, tmp_path):
+    (tmp_path / "a.toml").write_text('lr = 0.1\nlr_scaling = "linear"\nlr_batch_size = 16\n')
+    for options in ("", "--lr 0.2", "--lr 0.2 --lr-scaling sqrt"):
+        command(f"train --config a.toml {options}")
+    found = [(recipe.lr, recipe.lr_scaling) for recipe in asked]
+    assert found == [(0.1, "linear"), (0.2, "none"), (0.2, "sqrt")]
+
+
 @pytest.mark.parametrize(
     ("line", "files", "message"),
     [

@@ -1,8 +1,8 @@
 """Algorithm 1: measure every layer's mean gradient magnitude, and turn it into learning-rate multipliers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from contextlib import nullcontext
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -103,10 +103,17 @@ def calibrate(
             lwlr_init_(model)
         model.train()
         total = steps if steps is not None or not isinstance(batches, Sized) else len(batches) // accumulate
-        for minibatch in with_progress(islice(_parts(batches, accumulate), steps), total, "calibrating", progress):
+        source = iter(batches)
+        for _ in with_progress(islice(repeat(None), steps), total, "calibrating", progress):
             model.zero_grad(set_to_none=True)
-            for batch in minibatch:
+            parts = 0
+            # one at a time: all of them may not fit in memory
+            for batch in islice(source, accumulate):
                 (loss_of(model, batch, loss_fn, device) / accumulate).backward()
+                parts += 1
+            if parts < accumulate:
+                # the batches have ended
+                break
             statistics = reduction()
             index = reduction.index.to(totals.device)
             totals[0, index] += statistics.abs_sum.to(totals) * weight[index]
@@ -129,10 +136,3 @@ def calibrate(
         taken,
     )
     return rates.exclude(*patterns) if patterns else rates
-
-
-def _parts(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
-    """Yields lists of `count` batches. Drops an incomplete list at the end."""
-    source = iter(batches)
-    while len(found := list(islice(source, count))) == count:
-        yield found
