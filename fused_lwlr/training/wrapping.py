@@ -81,11 +81,27 @@ def distribute(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         return model
     if world.size == 1:
         return model
-    # A resumed run must have the same bits. So gradients are no views of buckets: their addresses differ between the
-    # first step and later ones, which changes the last bits of norms. And DDP must keep its first buckets, as it does
-    # if it looks for unused parameters: sums over three or more ranks depend on the place in a bucket.
+    # gradients are no views of buckets: their addresses differ between the first step and later ones, which changes the
+    # last bits of norms, so that a resumed run would differ
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=True)
+    return _with_final_buckets(DistributedDataParallel(model, device_ids=device_ids))
+
+
+def _with_final_buckets(model: DistributedDataParallel) -> DistributedDataParallel:
+    """Lets DDP make its final buckets, in the order in which the gradients of its first backward pass come.
+
+    Sums over three or more ranks depend on the place in a bucket. A backward pass of zeros comes first here, since the
+    first step of a resumed run would have other buckets than this step of a run without a stop.
+    """
+    inner, params = model.module, [param for param in model.parameters() if param.requires_grad]
+    # a module may have its own forward, which recomputes activations
+    own = {name: value for name, value in vars(inner).items() if name == "forward"}
+    inner.forward = lambda: torch.stack([0 * param.sum().float() for param in params]).sum()
+    model().backward()
+    del inner.forward
+    vars(inner).update(own)
+    model.zero_grad(set_to_none=True)
+    return model
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
