@@ -480,9 +480,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._handle.reset()
 
     def release(self) -> None:
-        """Frees the memory that steps reuse, and their references to the state. The next step makes it anew.
+        """Frees the memory that steps reuse, and their references to the state. The next step allocates it again.
 
-        Call it after state was moved by hand, such as to the CPU between training and generation: otherwise the old
+        Call it after state was moved by hand, such as to the CPU between training and generation. Otherwise the old
         tensors stay until the next step.
         """
         self._last_plans = None

@@ -83,7 +83,7 @@ class Loop:
         self.loss = RunningLoss(trainer.world, skips=self.recipe.nonfinite == "skip")
         # files since the last record
         self.skipped: list[str] = []
-        # the number of steps that were not skipped, and the step at which it was seen to grow
+        # the number of steps that were not skipped, and the step of its last change
         self.taken, self.grew_at = 0, 0
         self.best = Best(self.folder / "model_best.pt" if self.recipe.keep_best and checkpoints is not None else None)
         self.unreadable = SkippedList(self.folder, self._tell)

@@ -121,7 +121,7 @@ class LayerRates(Mapping[str, float]):
         """
         for pattern in patterns:
             find(pattern, with_parameters(self), "exclude", "layer of these rates")
-        # what is rounding depends on the largest gradient
+        # without a large gradient, smaller ones may not count as rounding
         left = [layer for layer in self.layers if layer.note in ("", ROUNDING) and not matches(layer.name, patterns)]
         if not any(layer.gradient for layer in left):
             raise ValueError(
