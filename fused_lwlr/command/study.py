@@ -155,6 +155,10 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)
     for table in tables:
         console.print(table.rich())
+    environments = [result["environment"] for result in results]
+    kinds = {str((each["versions"], each["host"]["cpu"], each["device"])) for each in environments}
+    if len(kinds) > 1:
+        console.print(f"Trainings ran with {len(kinds)} combinations of code, versions and device: see results.json.")
     paths = [store.save_results(results), *save_report(out, selected, tables, frame)]
     console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)
 
