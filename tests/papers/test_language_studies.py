@@ -138,12 +138,14 @@ def test_study(tmp_path, name, column, values):
 @pytest.mark.parametrize("name", ["gradinit-language", "elr-language", "elr-translation", "lwlr-language"])
 def test_data_that_are_not_text_are_refused(name):
     study = find(name)
-    with pytest.raises(ValueError, match=f"--data digits is images: {name} needs text"):
+    needed = "pairs" if name == "elr-translation" else "text"
+    with pytest.raises(ValueError, match=f"--data digits is images: {name} needs {needed}"):
         study.settings(data="digits")
     with pytest.raises(ValueError, match="--epochs 2 has no meaning"):
         study.settings(epochs=2)
-    settings = study.settings(steps=7, data="text:a.txt")
-    assert all((job.parameters["steps"], job.parameters["data"]) == (7, "text:a.txt") for job in study.jobs(settings))
+    data = f"{needed}:a.txt"
+    jobs = study.jobs(study.settings(steps=7, data=data))
+    assert all((job.parameters["steps"], job.parameters["data"]) == (7, data) for job in jobs)
 
 
 def test_numbers_are_translated():

@@ -168,7 +168,7 @@ def test_options_that_differ_come_first_and_nulls_are_left_out(undrawn, tmp_path
     for row in (
         "option value default",
         "model vit resnet",
-        "lr 0.05 what suits model and optimizer",
+        "lr 0.05 depends on the model and the optimizer",
         "betas 0.9, 0.95 0.9,0.999 for adamw, 0.9,0.99 for lion",
         "nesterov yes no",
         "layer_decay 0.7 none",

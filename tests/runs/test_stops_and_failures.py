@@ -100,11 +100,9 @@ def test_the_reader_of_the_output_may_end_first(streams, step, code, straight, t
     assert_equal_runs(straight, tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("options", "passes"), [({"rates": "layerwise"}, 8), ({"init": "gradinit", "gradinit_steps": 9}, 3)], ids=str
-)
-def test_a_signal_does_not_wait_for_a_preparation(options, passes, tmp_path, capfd):
-    """It comes in the third pass; the calibration ends its minibatch of 8 passes."""
+@pytest.mark.parametrize("options", [{"rates": "layerwise"}, {"init": "gradinit", "gradinit_steps": 9}], ids=str)
+def test_a_signal_does_not_wait_for_a_preparation(options, tmp_path, capfd):
+    """It comes in the third pass, which is the last one then."""
     losses = tmp_path / "losses"
 
     def prelude():
@@ -116,7 +114,7 @@ def test_a_signal_does_not_wait_for_a_preparation(options, passes, tmp_path, cap
     told = capfd.readouterr()
     assert "Stopped before the first step, without a checkpoint" in told.out
     assert "Stopping after this minibatch, without a checkpoint. (Ctrl-C once more" in told.err
-    assert losses.read_text() == passes * "."
+    assert losses.read_text() == "..."
     assert not (tmp_path / "run").exists()
 
 
