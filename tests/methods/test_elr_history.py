@@ -277,6 +277,13 @@ def test_wrong_arguments():
         _ = ELRRecorder(model).history.summary()
 
 
+def test_a_record_of_weights_of_zero_does_not_count_in_the_summary():
+    one = np.ones((2, 1))
+    history = ELRHistory(("w",), (0, 1), np.array([[np.nan], [3.0]]), one, 0.5 * one)
+    with pytest.warns(RuntimeWarning):
+        assert history.summary() == {"elr_mean": 3.0, "elr_spread": 0.0, "rate_spread": 0.0}
+
+
 @pytest.mark.parametrize(
     ("select", "expected"),
     [

@@ -1,5 +1,6 @@
 """Models that gradinit_ and metainit_ refuse by name, before any change."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,6 +108,7 @@ def test_numbers_may_be_tensors(function, name, options):
     [
         (data(0), cross_entropy, "batches holds no minibatch: give a list or a DataLoader"),
         (data(2), cross_entropy, "batches holds 2 minibatches, but a step takes up to 3 different ones"),
+        ([{"x": torch.randn(4, 4), "n": np.zeros(3)} for _ in range(3)], cross_entropy, r"batch\['n'\] is array\(\[0"),
         (lambda: (b for b in data(5)), cross_entropy, "iterator that ended after 5 minibatches, .* from 4 to 6 minib"),
         (lambda: iter(data(3)), cross_entropy, "iterator over 3 minibatches, .* steps=2 take from 4 to 6 minibatches"),
         ([*data(1), *data(2, (4, 5))], cross_entropy, r"batch\[0\] is a tensor of shape \(4, 4\) in .*\(4, 5\)"),

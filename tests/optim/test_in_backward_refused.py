@@ -183,6 +183,8 @@ def test_refused(take, what, device):
     optimizer = ALL["adamw"](model.named_parameters(), lr=0.1)
     with pytest.raises(error, match=message.replace("{take}", take.__name__)):
         attempt(take, model, optimizer, uniform((5, FEATURES), torch.float32, device))
+    # a scaler that was refused counts no steps on the device
+    assert not optimizer.options.uses_grad_scaler
 
 
 @pytest.mark.parametrize("size", SIZES)
