@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +13,20 @@ from fused_lwlr.shards import reshard
 
 
 @contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
+def as_it_was(model: Any) -> Iterator[None]:
     """Turns gradients on, and begins without any.
 
-    Weights, buffers, gradients, modes and random number generators are restored on exit and after an error.
+    Weights, buffers, gradients, modes and random number generators are restored on exit and after an error. A function,
+    such as a loss, has nothing to restore.
 
     Raises:
         ValueError: a parameter has no values to restore, or cannot be changed.
     """
     with torch.inference_mode(False):  # gradients are on, also within no_grad()
-        yield from _restored(model)
+        if isinstance(model, nn.Module):
+            yield from _restored(model)
+        else:
+            yield
 
 
 def _restored(model: nn.Module) -> Iterator[None]:

@@ -263,7 +263,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # is_initialized() first: the other call would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if not capturing:
+        if self._skip_report is not None and not capturing:
             self._raise_if_skipped()
         loss = None
         if closure is not None:

@@ -15,7 +15,10 @@ from fused_lwlr.optim.options import StepOptions
 
 def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, limit: float) -> Hyper:
     """Returns the hyper row of the next step. Raises ValueError for a number above `limit`."""
-    lr, weight_decay, ema = _number_of_group("lr", group), _number_of_group("weight_decay", group), group[EMA]
+    # most are numbers, for which a step calls nothing
+    lr, weight_decay, ema = group["lr"], group["weight_decay"], group[EMA]
+    lr = _number_of_group(lr, group) if isinstance(lr, Tensor) and not options.lr_in_momentum else float(lr)
+    weight_decay = _number_of_group(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay)
     decay_factor, decay_per_lr = layer.decay_factors(group)
     rule_options = {**group, "bias_correction": options.scaling is None or options.scaling.bias_correction}
     if layer.betas is not None:
@@ -23,7 +26,6 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
     if layer.eps is not None:
         rule_options["eps"] = layer.eps
     if options.lr_in_momentum:
-        lr = float(lr)
         # the momentum buffer holds lr · g: gradients are multiplied by lr, and the buffer by 1
         rule_options["gradient_gain"] = lr
         # corrected decay still depends on lr
@@ -47,10 +49,9 @@ def hyper_of(options: StepOptions, group: dict[str, Any], layer: LayerOptions, l
     return row
 
 
-def _number_of_group(name: str, group: dict[str, Any]) -> Number:
-    """Returns an option of a group: a tensor if every replay must read it on the device."""
-    value = group[name]
-    if not (isinstance(value, Tensor) and (value.is_cuda or group["capturable"])):
+def _number_of_group(value: Tensor, group: dict[str, Any]) -> Number:
+    """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
+    if not (value.is_cuda or group["capturable"]):
         return float(value)
     # kernels read memory, which does not include a lazy sign
     return value.resolve_neg() if value.dtype in (torch.float32, torch.float64) else value.float()

@@ -96,7 +96,7 @@ def scale_invariant(
     with (
         torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
         as_it_was(model),
-        as_it_was(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext(),
+        as_it_was(loss_fn),
     ):
         if not model.training:
             model.train()

@@ -90,7 +90,7 @@ def calibrate(
     exact = all(layer.param.dtype in (torch.float32, torch.float64) for layer in layers)
     with (
         as_it_was(model),
-        as_it_was(loss_fn) if isinstance(loss_fn, nn.Module) else nullcontext(),
+        as_it_was(loss_fn),
         torch.autocast(device.type, enabled=False) if exact else nullcontext(),
     ):
         # optimizers step a complex number as two real ones
